@@ -1,0 +1,145 @@
+"""A model as data: a flat list of ops over named buffers.
+
+`models/` turns a config into a `Program`; a runner executes it. The reference runner interprets it op by op in NumPy,
+the native runner hands the whole list to C++ once and runs it in one call per step. A new architecture is a new list,
+not new code in a runner.
+
+Every buffer is a float32 matrix `[rows, width]`. Buffers before `SelectRows` have one row per token of the step,
+buffers written by `SelectRows` and later ops one row per *selected* token (the rows whose logits are wanted). Weights
+are named by canonical tensor names (`layers.0.q`, `embed`, ...; see `names.py`); the emitter never sees their bytes.
+
+Ops are the contract between `models` and `runtime`; each docstring is the definition both runners implement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+BufferName = str
+WeightName = str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embed:
+    """`out[t] = weight[token_ids[t]] * scale`. weight `[vocab_size, hidden_size]`."""
+
+    out: BufferName
+    weight: WeightName
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RmsNorm:
+    """`out[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight`. weight `[width]`; `x` and `out` may be the same buffer."""
+
+    x: BufferName
+    out: BufferName
+    weight: WeightName
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadRmsNorm:
+    """RMS norm in place over each head of a slice of a buffer (Qwen3's q and k norms).
+
+    Columns `[offset, offset + num_heads * head_dim)` of `x` are `num_heads` vectors, each normalised on its own with
+    the same `weight` `[head_dim]`.
+    """
+
+    x: BufferName
+    offset: int
+    num_heads: int
+    head_dim: int
+    weight: WeightName
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """`out[t] = concat_i(weights[i] @ x[t]) + concat_i(biases[i])`.
+
+    Several weights `[n_i, width(x)]` read the same input and write side by side, so that q, k, v (or gate, up) are one
+    product. `biases` is empty or as long as `weights`, each bias `[n_i]`.
+    """
+
+    x: BufferName
+    out: BufferName
+    weights: tuple[WeightName, ...]
+    biases: tuple[WeightName, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeStore:
+    """Rotate q and k of one layer by position, and write k and v of each token into its slot of the KV cache.
+
+    `qkv` rows are `[num_heads * head_dim | num_kv_heads * head_dim | num_kv_heads * head_dim]`. q is rotated in place;
+    the rotated k and the plain v go to the cache (rounded to the KV dtype there). Rotation pairs dimension `i` with
+    `i + rotary_dim / 2` ("half" pairing, as in Hugging Face models; GGUF files of the Llama family store q and k
+    permuted for the other pairing, and the loader undoes that). Angles come from `Rope`. Angle, cosine and sine are
+    computed in double precision and rounded once to float32, so that all runners agree to the bit.
+    """
+
+    qkv: BufferName
+    layer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attend:
+    """Causal attention of each query token over its request's cached tokens, through the block table.
+
+    `qkv` holds the rotated q; `out` is `[rows, num_heads * head_dim]`. For query position p of a layer without window,
+    keys 0..p are visible; with window w, keys max(0, p - w + 1)..p. Query head h reads KV head
+    `h // (num_heads // num_kv_heads)`. `score = (q . k) * scale`; softmax in float32; `out = sum softmax * v`.
+    """
+
+    qkv: BufferName
+    out: BufferName
+    layer: int
+    scale: float
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Add:
+    """`x[t] += y[t]` (the residual sum)."""
+
+    x: BufferName
+    y: BufferName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activate:
+    """`out[t] = f(gate_up[t, :n]) * gate_up[t, n:]` with `n = width(out)` and f = silu (`x / (1 + exp(-x))`)."""
+
+    gate_up: BufferName
+    out: BufferName
+    kind: Literal["silu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectRows:
+    """`out[i] = x[row_i]` for the rows whose logits are wanted, in the order of the step plan."""
+
+    x: BufferName
+    out: BufferName
+
+
+Op = Embed | RmsNorm | HeadRmsNorm | Linear | RopeStore | Attend | Add | Activate | SelectRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """A float32 matrix; `rows` says whether it has a row per token or per selected token."""
+
+    width: int
+    rows: Literal["token", "selected"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Ops in order, the buffers they use, and the buffer that holds the logits `[selected, vocab_size]` at the end."""
+
+    ops: tuple[Op, ...]
+    buffers: dict[BufferName, Buffer] = field(hash=False)
+    logits: BufferName
