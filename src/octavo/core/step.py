@@ -15,7 +15,7 @@ Both are frozen and picklable, so that a runner may live in another process. Int
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo.core.sampling import SamplingParams
 from octavo.units import BlockId, RequestId, TokenId
@@ -63,8 +63,8 @@ class SampleRow:
     params: SamplingParams
     seed: int
     banned_token_ids: tuple[int, ...] = ()
-    prompt_token_ids: array[int] = array("i")
-    output_token_ids: array[int] = array("i")
+    prompt_token_ids: array[int] = field(default_factory=lambda: array("i"))
+    output_token_ids: array[int] = field(default_factory=lambda: array("i"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
