@@ -1,0 +1,118 @@
+// Single rows out of packed weights, dequantised exactly as the file's format defines them.
+#include <cstring>
+
+#include "half.h"
+#include "linear_layout.h"
+
+namespace octavo {
+namespace {
+
+float half_at(const uint8_t* at) {
+  uint16_t half;
+  std::memcpy(&half, at, sizeof half);
+  return f32_of_f16(half);
+}
+
+// Number `k` (0..31) of output `lane` in a packed group of nibbles.
+int nibble_at(const uint8_t* group, int lane, int k) {
+  return (group[k % 16 / 4 * 64 + 4 * lane + k % 4] >> (4 * (k / 16))) & 15;
+}
+
+void read_floats(const PackedPart& part, const uint8_t* panel, int lane, int64_t num_inputs, float* out) {
+  for (int64_t k = 0; k < num_inputs; ++k) {
+    if (part.kind == WeightKind::f32) {
+      std::memcpy(out + k, panel + (k * kPanelOutputs + lane) * 4, 4);
+      continue;
+    }
+    uint16_t half;
+    std::memcpy(&half, panel + (k * kPanelOutputs + lane) * 2, 2);
+    out[k] = part.kind == WeightKind::f16 ? f32_of_f16(half) : f32_of_bf16(half);
+  }
+}
+
+// One group of 32. `scales` is the scale area of the panel, `group` the group's weights.
+void read_int8(const uint8_t* scales, const uint8_t* group, int64_t index, int lane, float* out) {
+  const float scale = half_at(scales + 32 * index + 2 * lane);
+  for (int k = 0; k < kGroupInputs; ++k) {
+    out[k] = scale * static_cast<float>(static_cast<int8_t>(group[k / 2 * 32 + 2 * lane + k % 2]));
+  }
+}
+
+void read_q4_0(const uint8_t* scales, const uint8_t* group, int64_t index, int lane, float* out) {
+  const float scale = half_at(scales + 32 * index + 2 * lane);
+  for (int k = 0; k < kGroupInputs; ++k) out[k] = scale * static_cast<float>(nibble_at(group, lane, k) - 8);
+}
+
+void read_q4_1(const uint8_t* scales, const uint8_t* group, int64_t index, int lane, float* out) {
+  const float scale = half_at(scales + 64 * index + 2 * lane);
+  const float minimum = half_at(scales + 64 * index + 32 + 2 * lane);
+  for (int k = 0; k < kGroupInputs; ++k) out[k] = scale * static_cast<float>(nibble_at(group, lane, k)) + minimum;
+}
+
+void read_q4_k(const uint8_t* scales, const uint8_t* group, int64_t index, int lane, float* out) {
+  const uint8_t* block = scales + index / 8 * 256;
+  const int j = static_cast<int>(index % 8);
+  const auto byte = [&](int i) { return static_cast<int>(block[64 + 16 * i + lane]); };
+  const int scale6 = j < 4 ? byte(j) & 63 : (byte(j + 4) & 15) | (byte(j - 4) >> 6) << 4;
+  const int minimum6 = j < 4 ? byte(j + 4) & 63 : byte(j + 4) >> 4 | (byte(j) >> 6) << 4;
+  const float scale = half_at(block + 2 * lane) * static_cast<float>(scale6);
+  const float minimum = half_at(block + 32 + 2 * lane) * static_cast<float>(minimum6);
+  for (int k = 0; k < kGroupInputs; ++k) out[k] = scale * static_cast<float>(nibble_at(group, lane, k)) - minimum;
+}
+
+void read_q6_k(const uint8_t* scales, const uint8_t* group, int64_t index, int lane, float* out) {
+  const uint8_t* block = scales + index / 8 * 288;
+  for (int k = 0; k < kGroupInputs; ++k) {
+    const int64_t sub_block = 2 * (index % 8) + k / 16;
+    const auto scale = static_cast<int8_t>(block[32 + 16 * sub_block + lane]);
+    const int high = (group[256 + k / 16 * 64 + 4 * lane + k % 4] >> (2 * (k % 16 / 4))) & 3;
+    const int number = (nibble_at(group, lane, k) | high << 4) - 32;
+    out[k] = half_at(block + 2 * lane) * static_cast<float>(scale) * static_cast<float>(number);
+  }
+}
+
+void read_row(const PackedPart& part, int64_t row, int64_t num_inputs, float* out) {
+  const uint8_t* panel = part.panels.get() + row / kPanelOutputs * part.layout.panel_bytes;
+  const int lane = static_cast<int>(row % kPanelOutputs);
+  if (!is_quantised(part.kind)) return read_floats(part, panel, lane, num_inputs, out);
+  const uint8_t* group = panel + part.layout.scale_bytes;
+  for (int64_t index = 0; index < num_inputs / kGroupInputs; ++index) {
+    switch (part.kind) {
+      case WeightKind::int8:
+        read_int8(panel, group, index, lane, out);
+        break;
+      case WeightKind::q4_0:
+        read_q4_0(panel, group, index, lane, out);
+        break;
+      case WeightKind::q4_1:
+        read_q4_1(panel, group, index, lane, out);
+        break;
+      case WeightKind::q4_k:
+        read_q4_k(panel, group, index, lane, out);
+        break;
+      default:
+        read_q6_k(panel, group, index, lane, out);
+        break;
+    }
+    group += part.layout.group_bytes;
+    out += kGroupInputs;
+  }
+}
+
+}  // namespace
+
+void embed_rows(const PackedLinear& weights, const int32_t* token_ids, int num_rows, float scale, float* out,
+                int64_t out_stride, Team& team, int thread) {
+  const Share rows = share_of(num_rows, team.size(), thread);
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    int64_t row = token_ids[r];
+    const PackedPart* part = weights.parts.data();
+    for (; row >= part->num_outputs; ++part) row -= part->num_outputs;
+    float* to = out + r * out_stride;
+    read_row(*part, row, weights.num_inputs, to);
+    if (scale == 1.0f) continue;
+    for (int64_t k = 0; k < weights.num_inputs; ++k) to[k] *= scale;
+  }
+}
+
+}  // namespace octavo

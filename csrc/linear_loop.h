@@ -1,0 +1,90 @@
+// The loops around the register tiles, written once for every instruction set and weight kind.
+//
+//   for a block of rows                       (activations stay in the second-level cache)
+//     for each panel of 16 outputs
+//       for each piece of the inputs          (unpacked weights stay in the first-level cache)
+//         for each tile of rows               accumulators += piece of x * piece of weights
+//       out = accumulators + bias
+//
+// A sum over the inputs always runs in ascending order into one accumulator, whatever the block, piece or tile.
+//
+// A kernel K supplies
+//   kMaxTileRows             rows of its largest tile
+//   kPackedRows              with at most this many rows, tiles read the packed weights and nothing is unpacked
+//   kPieceInputs             inputs of a piece
+//   K(job)                   remembers the job
+//   load(panel, begin, end, unpack)    points it at inputs [begin, end) of a panel
+//   tile<R, kUnpacked>(row, sums)      adds R rows x 16 outputs of that piece to `sums` [R][16]
+#pragma once
+
+#include "linear_kernels.h"
+#include "simd.h"
+
+// Before a loop over the rows of a tile: its arrays live in registers only when it is unrolled.
+#if defined(__clang__)
+#define OCTAVO_UNROLL _Pragma("unroll")
+#else
+#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace octavo::OCTAVO_SIMD {
+
+template <class Kernel, int kRows>
+void run_tile(const Kernel& kernel, int num_tile_rows, bool unpacked, int row, float* sums) {
+  if constexpr (kRows > 1) {
+    if (num_tile_rows < kRows) return run_tile<Kernel, kRows - 1>(kernel, num_tile_rows, unpacked, row, sums);
+  }
+  if (unpacked) {
+    kernel.template tile<kRows, true>(row, sums);
+  } else {
+    kernel.template tile<kRows, false>(row, sums);
+  }
+}
+
+// Writes 16 sums (fewer in the last panel) of each row.
+OCTAVO_INLINE void store_panel(const PanelJob& job, int64_t panel, int row_begin, int num_rows, const float* sums) {
+  const int64_t first = panel * 16;
+  const float* bias = job.bias == nullptr ? nullptr : job.bias + first;
+  const int num_lanes = static_cast<int>(job.num_outputs - first < 16 ? job.num_outputs - first : 16);
+  for (int r = 0; r < num_rows; ++r, sums += 16) {
+    float* out = job.out + (row_begin + r) * job.out_stride + first;
+    F8 low = load(sums);
+    F8 high = load(sums + 8);
+    if (bias != nullptr) {
+      low += load(bias);
+      high += load(bias + 8);
+    }
+    if (num_lanes == 16) {
+      store(out, low);
+      store(out + 8, high);
+    } else {
+      for (int lane = 0; lane < num_lanes; ++lane) out[lane] = lane < 8 ? low[lane] : high[lane - 8];
+    }
+  }
+}
+
+template <class Kernel>
+void run_panels_of(const PanelJob& job) {
+  Kernel kernel(job);
+  constexpr int kRowsOfTile = Kernel::kMaxTileRows;
+  constexpr int kRowsOfBlock = kBlockRows / kRowsOfTile * kRowsOfTile;
+  float* const sums = reinterpret_cast<float*>(job.scratch + kPanelScratchBytes);
+  for (int row_begin = 0; row_begin < job.num_rows; row_begin += kRowsOfBlock) {
+    const int num_rows = job.num_rows - row_begin < kRowsOfBlock ? job.num_rows - row_begin : kRowsOfBlock;
+    const bool unpack = num_rows > Kernel::kPackedRows;
+    for (int64_t panel = job.panel_begin; panel < job.panel_end; ++panel) {
+      for (int i = 0; i < num_rows * 16; i += 8) store(sums + i, splat(0.0f));
+      const uint8_t* packed = job.panels + panel * job.panel_bytes;
+      for (int64_t begin = 0; begin < job.num_inputs; begin += Kernel::kPieceInputs) {
+        const int64_t left = job.num_inputs - begin;
+        kernel.load(packed, begin, left < Kernel::kPieceInputs ? job.num_inputs : begin + Kernel::kPieceInputs, unpack);
+        for (int row = 0; row < num_rows; row += kRowsOfTile) {
+          run_tile<Kernel, kRowsOfTile>(kernel, num_rows - row, unpack, row_begin + row, sums + row * 16);
+        }
+      }
+      store_panel(job, panel, row_begin, num_rows, sums);
+    }
+  }
+}
+
+}  // namespace octavo::OCTAVO_SIMD
