@@ -1,0 +1,94 @@
+"""Matches the tensors a file has with those its model needs: all there, of the right shape, and nothing unknown.
+
+An unknown tensor is refused, not skipped: a bias or a norm that nobody applies changes every answer without a trace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from octavo.errors import ModelFileError
+from octavo.models.gguf_config import INTERLEAVED_ARCHITECTURES
+from octavo.models.names import canonical_names, gguf_name, hf_name, tensor_shapes
+from octavo.models.spec import ModelSpec
+from octavo.models.tensor_entry import TensorEntry
+
+# Tables of rotary frequencies that some converters store; they follow from the configuration (a GGUF file's
+# `rope_freqs.weight` is read with it).
+_HF_HARMLESS = re.compile(r"(model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq")
+_GGUF_HARMLESS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?")
+_NUM_NAMED = 3
+
+
+def match_hf_tensors(
+    spec: ModelSpec, found: Mapping[str, TensorEntry], where: Path
+) -> tuple[dict[str, TensorEntry], TensorEntry | None]:
+    """Return the tensors of safetensors files by our names, and the head that a tied model's file holds needlessly.
+
+    Raises:
+        ModelFileError: tensors are missing, misshapen or unknown.
+    """
+    spare_head = found.get(hf_name("lm_head")) if spec.tie_embeddings else None
+    if spare_head is not None:
+        found = {name: entry for name, entry in found.items() if entry is not spare_head}
+    return _match(spec, found, hf_name, _HF_HARMLESS, where), spare_head
+
+
+def match_gguf_tensors(spec: ModelSpec, found: Mapping[str, TensorEntry], where: Path) -> dict[str, TensorEntry]:
+    """Return the tensors of a GGUF file by our names, marking rows that must be put back in order.
+
+    Raises:
+        ModelFileError: tensors are missing, misshapen or unknown.
+    """
+    tensors = _match(spec, found, gguf_name, _GGUF_HARMLESS, where)
+    if spec.architecture not in INTERLEAVED_ARCHITECTURES:
+        return tensors
+    num_heads = {"q": spec.num_heads, "k": spec.num_kv_heads}
+    return {
+        name: replace(entry, interleaved_heads=num_heads.get(name.rsplit(".", 1)[-1].removesuffix("_bias"), 0))
+        for name, entry in tensors.items()
+    }
+
+
+def _match(
+    spec: ModelSpec,
+    found: Mapping[str, TensorEntry],
+    spelling: Callable[[str], str],
+    harmless: re.Pattern[str],
+    where: Path,
+) -> dict[str, TensorEntry]:
+    wanted = canonical_names(spec, spelling)
+    _refuse_missing([name for name in wanted if name not in found], where)
+    _refuse_unknown([name for name in found if name not in wanted and not harmless.fullmatch(name)], where)
+    shapes = tensor_shapes(spec)
+    for file_name, name in wanted.items():
+        if found[file_name].shape != shapes[name]:
+            raise ModelFileError(
+                f"{found[file_name].path}: tensor {file_name!r} has shape {list(found[file_name].shape)}, "
+                f"{list(shapes[name])} was expected",
+                because="the model's configuration gives that shape",
+            )
+    return {name: found[file_name] for file_name, name in wanted.items()}
+
+
+def _refuse_missing(names: list[str], where: Path) -> None:
+    if names:
+        raise ModelFileError(f"{where}: {_listed(names)} missing", because="the model's configuration asks for it")
+
+
+def _refuse_unknown(names: list[str], where: Path) -> None:
+    if names:
+        raise ModelFileError(
+            f"{where}: {_listed(names)} unknown", because="nothing in the model's configuration uses it"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    """Return `tensor 'a' is`, or `tensors 'a', 'b', 'c' and 4 more are`."""
+    if len(names) == 1:
+        return f"tensor {names[0]!r} is"
+    more = f" and {len(names) - _NUM_NAMED:,} more" if len(names) > _NUM_NAMED else ""
+    return f"tensors {', '.join(repr(name) for name in names[:_NUM_NAMED])}{more} are"
