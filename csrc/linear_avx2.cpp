@@ -30,207 +30,188 @@ OCTAVO_INLINE __m256 load_half_floats(const uint8_t* at) {
 // Keeps the compiler from turning a chain of integer sums into a tree, which needs more registers than there are.
 OCTAVO_INLINE void keep_order(__m256i& sum) { asm("" : "+x"(sum)); }
 
-// Bytes 0..15 as two vectors of floats.
-OCTAVO_INLINE void floats_of_bytes(__m128i bytes, __m256* low, __m256* high) {
-  *low = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
-  *high = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)));
-}
+// A format says how a group of 32 inputs x 16 outputs is held and multiplied:
+//   kSteps, kSubBlocks       steps of 4 bytes of a row's input, and sub-blocks with a scale of their own
+//   kPackedBytes, kScales    bytes and scale floats of a group
+//   load_scales(panel, group_begin, num_groups, to)
+//   weights(group, step, half)     weights of outputs 8 * half ... + 7, ready to multiply
+//   multiply, add, finish          products, their sum, and the sum of a sub-block as floats
+//   value(...)                     what a group adds, in units of the row's scale
 
-// --- 4 bits ----------------------------------------------------------------------------------------------------------
-
-// A weight is scale * q + minimum, so that a group adds s * (scale * sum(q * a) + minimum * sum(a)).
-// Scale and minimum of a group, [16] each, as floats. All products here are exact in float32.
+// A weight is scale * q + minimum, so a group adds scale * sum(q * a) + minimum * sum(a).
+// Scales: [16] scale, [16] minimum. The products of half floats, 6-bit scales and sums are exact in float32.
 template <WeightKind kKind>
-void nibble_scales(const uint8_t* panel, int64_t group_begin, int num_groups, float* scales) {
-  if constexpr (kKind == WeightKind::q4_k) {
+struct Nibbles {
+  static constexpr int kSteps = 8;
+  static constexpr int kSubBlocks = 1;
+  static constexpr int kPackedBytes = 256;
+  static constexpr int kScales = 32;
+
+  static void load_scales(const uint8_t* panel, int64_t group_begin, int num_groups, float* to) {
+    constexpr int kScaleBytes = kKind == WeightKind::q4_1 ? 64 : 32;
+    const uint8_t* at = panel + group_begin * kScaleBytes;
+    for (int i = 0; i < num_groups; ++i, at += kScaleBytes, to += kScales) {
+      for (int half = 0; half < 2; ++half) {
+        const __m256 scale = load_half_floats(at + 16 * half);
+        // q4_0 is scale * (q - 8)
+        const __m256 minimum = kKind == WeightKind::q4_1 ? load_half_floats(at + 32 + 16 * half)
+                                                         : _mm256_mul_ps(scale, _mm256_set1_ps(-8.0f));
+        _mm256_storeu_ps(to + 8 * half, scale);
+        _mm256_storeu_ps(to + 16 + 8 * half, minimum);
+      }
+    }
+  }
+
+  OCTAVO_INLINE __m256i weights(const uint8_t* group, int step, int half) {
+    const __m256i pair = load_ints(group + 64 * (step % 4) + 32 * half);
+    return _mm256_and_si256(step < 4 ? pair : _mm256_srli_epi16(pair, 4), _mm256_set1_epi8(15));
+  }
+
+  OCTAVO_INLINE __m256i multiply(__m256i weights, __m256i input) { return _mm256_maddubs_epi16(weights, input); }
+  OCTAVO_INLINE __m256i add(__m256i sum, __m256i product) { return _mm256_add_epi16(sum, product); }
+  OCTAVO_INLINE __m256 finish(__m256i sum) { return _mm256_cvtepi32_ps(_mm256_madd_epi16(sum, _mm256_set1_epi16(1))); }
+  OCTAVO_INLINE __m256 value(__m256 dot, __m256, const float* scales, int, int half, float row_sum) {
+    const __m256 offset = _mm256_mul_ps(_mm256_set1_ps(row_sum), _mm256_loadu_ps(scales + 16 + 8 * half));
+    return _mm256_fmadd_ps(dot, _mm256_loadu_ps(scales + 8 * half), offset);
+  }
+};
+
+struct Q4K : Nibbles<WeightKind::q4_k> {
+  static void load_scales(const uint8_t* panel, int64_t group_begin, int num_groups, float* to) {
     const uint8_t* block = panel + group_begin / 8 * 256;
-    for (int group = 0; group < num_groups; group += 8, block += 256) {
-      const __m256 d[2] = {load_half_floats(block), load_half_floats(block + 16)};
-      const __m256 d_min[2] = {load_half_floats(block + 32), load_half_floats(block + 48)};
+    for (int i = 0; i < num_groups; i += 8, block += 256) {
       __m128i bytes[12];
-      for (int i = 0; i < 12; ++i) bytes[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 64 + 16 * i));
-      const __m128i low6 = _mm_set1_epi8(63);
-      const __m128i low4 = _mm_set1_epi8(15);
-      const __m128i top2 = _mm_set1_epi8(48);
-      for (int j = 0; j < 8; ++j, scales += 32) {
-        __m128i scale;
-        __m128i minimum;
-        if (j < 4) {
-          scale = _mm_and_si128(bytes[j], low6);
-          minimum = _mm_and_si128(bytes[j + 4], low6);
-        } else {
-          scale = _mm_or_si128(_mm_and_si128(bytes[j + 4], low4), _mm_and_si128(_mm_srli_epi16(bytes[j - 4], 2), top2));
-          minimum = _mm_or_si128(_mm_and_si128(_mm_srli_epi16(bytes[j + 4], 4), low4),
-                                 _mm_and_si128(_mm_srli_epi16(bytes[j], 2), top2));
-        }
-        __m256 low;
-        __m256 high;
-        floats_of_bytes(scale, &low, &high);
-        _mm256_storeu_ps(scales, _mm256_mul_ps(d[0], low));
-        _mm256_storeu_ps(scales + 8, _mm256_mul_ps(d[1], high));
-        floats_of_bytes(minimum, &low, &high);
-        const __m256 zero = _mm256_setzero_ps();
-        _mm256_storeu_ps(scales + 16, _mm256_sub_ps(zero, _mm256_mul_ps(d_min[0], low)));
-        _mm256_storeu_ps(scales + 24, _mm256_sub_ps(zero, _mm256_mul_ps(d_min[1], high)));
-      }
-    }
-    return;
-  }
-  constexpr int kScaleBytes = kKind == WeightKind::q4_1 ? 64 : 32;
-  const uint8_t* at = panel + group_begin * kScaleBytes;
-  for (int group = 0; group < num_groups; ++group, at += kScaleBytes, scales += 32) {
-    for (int half = 0; half < 2; ++half) {
-      const __m256 scale = load_half_floats(at + 16 * half);
-      // q4_0 is scale * (q - 8)
-      const __m256 minimum = kKind == WeightKind::q4_1 ? load_half_floats(at + 32 + 16 * half)
-                                                       : _mm256_mul_ps(scale, _mm256_set1_ps(-8.0f));
-      _mm256_storeu_ps(scales + 8 * half, scale);
-      _mm256_storeu_ps(scales + 16 + 8 * half, minimum);
-    }
-  }
-}
-
-template <WeightKind kKind>
-class NibbleKernel {
- public:
-  static constexpr int kMaxTileRows = kTileRows;
-  static constexpr int kPackedRows = kTileRows;
-  static constexpr int kPieceInputs = kChunkGroups * kGroupInputs;
-
-  explicit NibbleKernel(const PanelJob& job)
-      : job_(job), unpacked_(job.scratch), scales_(reinterpret_cast<float*>(job.scratch + kUnpackedBytes)) {}
-
-  void load(const uint8_t* panel, int64_t begin, int64_t end, bool unpack) {
-    begin_ = begin;
-    num_groups_ = static_cast<int>((end - begin) / kGroupInputs);
-    nibble_scales<kKind>(panel, begin / kGroupInputs, num_groups_, scales_);
-    packed_ = panel + job_.scale_bytes + begin / kGroupInputs * job_.group_bytes;
-    if (!unpack) return;
-    const __m256i low4 = _mm256_set1_epi8(15);
-    for (int group = 0; group < num_groups_; ++group) {
-      for (int i = 0; i < 8; ++i) {
-        const __m256i pair = load_ints(packed_ + 256 * group + 32 * i);
-        uint8_t* to = unpacked_ + 512 * group + 32 * i;
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_and_si256(pair, low4));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 256), _mm256_and_si256(_mm256_srli_epi16(pair, 4), low4));
-      }
-    }
-  }
-
-  template <int kRows, bool kUnpacked>
-  void tile(int row, float* out) const {
-    const int8_t* bytes = job_.quantised.bytes + row * job_.num_inputs + begin_ * kRows;
-    const float* row_scales = job_.quantised.scales + (row * job_.num_inputs + begin_ * kRows) / kGroupInputs * 2;
-    const uint8_t* weights = kUnpacked ? unpacked_ : packed_;
-    const float* scales = scales_;
-    const __m256i ones = _mm256_set1_epi16(1);
-    const __m256i low4 = _mm256_set1_epi8(15);
-    __m256 total[kRows][2];
-    OCTAVO_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      total[r][0] = _mm256_loadu_ps(out + 16 * r);
-      total[r][1] = _mm256_loadu_ps(out + 16 * r + 8);
-    }
-    for (int group = 0; group < num_groups_; ++group) {
-      __m256i sum[kRows][2];
+      for (int b = 0; b < 12; ++b) bytes[b] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 64 + 16 * b));
       OCTAVO_UNROLL
-      for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
-      const auto add = [&](int quad, __m256i left, __m256i right) __attribute__((always_inline)) {
-        OCTAVO_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          const __m256i input = splat_word(bytes + (quad * kRows + r) * 4);
-          sum[r][0] = _mm256_add_epi16(sum[r][0], _mm256_maddubs_epi16(left, input));
-          sum[r][1] = _mm256_add_epi16(sum[r][1], _mm256_maddubs_epi16(right, input));
-          keep_order(sum[r][0]);
-          keep_order(sum[r][1]);
-        }
-      };
-      if constexpr (kUnpacked) {
-        OCTAVO_UNROLL
-        for (int quad = 0; quad < 8; ++quad)
-          add(quad, load_ints(weights + 64 * quad), load_ints(weights + 64 * quad + 32));
-        weights += 512;
-      } else {
-        OCTAVO_UNROLL
-        for (int quad = 0; quad < 4; ++quad) {
-          const __m256i left = load_ints(weights + 64 * quad);
-          const __m256i right = load_ints(weights + 64 * quad + 32);
-          add(quad, _mm256_and_si256(left, low4), _mm256_and_si256(right, low4));
-          add(quad + 4, _mm256_and_si256(_mm256_srli_epi16(left, 4), low4),
-              _mm256_and_si256(_mm256_srli_epi16(right, 4), low4));
-          _mm_prefetch(reinterpret_cast<const char*>(weights + 64 * quad + kPrefetchBytes), _MM_HINT_T0);
-        }
-        weights += 256;
+      for (int j = 0; j < 8; ++j, to += kScales) {
+        store_scaled(block, scale_of(bytes, j), 0.0f, to);
+        store_scaled(block + 32, minimum_of(bytes, j), -0.0f, to + 16);
       }
-      OCTAVO_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        const __m256 row_scale = _mm256_broadcast_ss(row_scales + r);
-        const __m256 row_sum = _mm256_broadcast_ss(row_scales + kRows + r);
-        OCTAVO_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          const __m256 dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(sum[r][half], ones));
-          const __m256 offset = _mm256_mul_ps(row_sum, _mm256_loadu_ps(scales + 16 + 8 * half));
-          const __m256 value = _mm256_fmadd_ps(dot, _mm256_loadu_ps(scales + 8 * half), offset);
-          total[r][half] = _mm256_fmadd_ps(value, row_scale, total[r][half]);
-        }
-      }
-      bytes += 32 * kRows;
-      row_scales += 2 * kRows;
-      scales += 32;
-    }
-    OCTAVO_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      _mm256_storeu_ps(out + 16 * r, total[r][0]);
-      _mm256_storeu_ps(out + 16 * r + 8, total[r][1]);
     }
   }
 
  private:
-  const PanelJob& job_;
-  uint8_t* const unpacked_;  // [group][8 quads][16 outputs][4]
-  float* const scales_;      // [group]([16] scale, [16] minimum)
-  const uint8_t* packed_ = nullptr;
-  int64_t begin_ = 0;
-  int num_groups_ = 0;
+  // Twelve bytes hold eight 6-bit scales and minima: four of each in the low bits, the rest in halves and top bits.
+  OCTAVO_INLINE __m128i scale_of(const __m128i* bytes, int j) {
+    if (j < 4) return _mm_and_si128(bytes[j], _mm_set1_epi8(63));
+    return _mm_or_si128(_mm_and_si128(bytes[j + 4], _mm_set1_epi8(15)),
+                        _mm_and_si128(_mm_srli_epi16(bytes[j - 4], 2), _mm_set1_epi8(48)));
+  }
+  OCTAVO_INLINE __m128i minimum_of(const __m128i* bytes, int j) {
+    if (j < 4) return _mm_and_si128(bytes[j + 4], _mm_set1_epi8(63));
+    return _mm_or_si128(_mm_and_si128(_mm_srli_epi16(bytes[j + 4], 4), _mm_set1_epi8(15)),
+                        _mm_and_si128(_mm_srli_epi16(bytes[j], 2), _mm_set1_epi8(48)));
+  }
+  // `halves` are 16 half floats, `sign` is 0 or -0.
+  OCTAVO_INLINE void store_scaled(const uint8_t* halves, __m128i numbers, float sign, float* to) {
+    const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(numbers));
+    const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(numbers, 8)));
+    const __m256 flip = _mm256_set1_ps(sign);
+    _mm256_storeu_ps(to, _mm256_xor_ps(flip, _mm256_mul_ps(load_half_floats(halves), low)));
+    _mm256_storeu_ps(to + 8, _mm256_xor_ps(flip, _mm256_mul_ps(load_half_floats(halves + 16), high)));
+  }
 };
 
-// --- 6 bits ----------------------------------------------------------------------------------------------------------
+// Scales: [2 sub-blocks][16]. Sums start from the offsets in `QuantisedRows`, see the head of this file.
+struct SixBits {
+  static constexpr int kSteps = 8;
+  static constexpr int kSubBlocks = 2;
+  static constexpr int kPackedBytes = 384;
+  static constexpr int kScales = 32;
 
-class SixBitKernel {
+  static void load_scales(const uint8_t* panel, int64_t group_begin, int num_groups, float* to) {
+    const uint8_t* block = panel + group_begin / 8 * 288;
+    for (int i = 0; i < num_groups; i += 8, block += 288) {
+      const __m256 d[2] = {load_half_floats(block), load_half_floats(block + 16)};
+      for (int sub_block = 0; sub_block < 16; ++sub_block, to += 16) {
+        const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 32 + 16 * sub_block));
+        const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers));
+        const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(numbers, 8)));
+        _mm256_storeu_ps(to, _mm256_mul_ps(d[0], low));
+        _mm256_storeu_ps(to + 8, _mm256_mul_ps(d[1], high));
+      }
+    }
+  }
+
+  OCTAVO_INLINE __m256i weights(const uint8_t* group, int step, int half) {
+    const __m256i pair = load_ints(group + 64 * (step % 4) + 32 * half);
+    const __m256i low = _mm256_and_si256(step < 4 ? pair : _mm256_srli_epi16(pair, 4), _mm256_set1_epi8(15));
+    const __m256i fields = load_ints(group + 256 + 64 * (step / 4) + 32 * half);
+    const int f = step % 4;
+    const __m256i high = f < 2 ? _mm256_slli_epi16(fields, 4 - 2 * f) : _mm256_srli_epi16(fields, 2 * f - 4);
+    return _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(48)));
+  }
+
+  OCTAVO_INLINE __m256i multiply(__m256i weights, __m256i input) { return _mm256_maddubs_epi16(weights, input); }
+  OCTAVO_INLINE __m256i add(__m256i sum, __m256i product) { return _mm256_add_epi16(sum, product); }
+  OCTAVO_INLINE __m256 finish(__m256i sum) { return _mm256_cvtepi32_ps(_mm256_madd_epi16(sum, _mm256_set1_epi16(1))); }
+  OCTAVO_INLINE __m256 value(__m256 dot, __m256 before, const float* scales, int sub_block, int half, float) {
+    const __m256 scale = _mm256_loadu_ps(scales + 16 * sub_block + 8 * half);
+    return sub_block == 0 ? _mm256_mul_ps(dot, scale) : _mm256_fmadd_ps(dot, scale, before);
+  }
+};
+
+// Scales: [16].
+struct Bytes {
+  static constexpr int kSteps = 16;
+  static constexpr int kSubBlocks = 1;
+  static constexpr int kPackedBytes = 512;
+  static constexpr int kScales = 16;
+
+  static void load_scales(const uint8_t* panel, int64_t group_begin, int num_groups, float* to) {
+    const uint8_t* at = panel + group_begin * 32;
+    for (int i = 0; i < 2 * num_groups; ++i) _mm256_storeu_ps(to + 8 * i, load_half_floats(at + 16 * i));
+  }
+
+  OCTAVO_INLINE __m256i weights(const uint8_t* group, int step, int half) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(group + 32 * step + 16 * half)));
+  }
+
+  OCTAVO_INLINE __m256i multiply(__m256i weights, __m256i input) { return _mm256_madd_epi16(weights, input); }
+  OCTAVO_INLINE __m256i add(__m256i sum, __m256i product) { return _mm256_add_epi32(sum, product); }
+  OCTAVO_INLINE __m256 finish(__m256i sum) { return _mm256_cvtepi32_ps(sum); }
+  OCTAVO_INLINE __m256 value(__m256 dot, __m256, const float* scales, int, int half, float) {
+    return _mm256_mul_ps(dot, _mm256_loadu_ps(scales + 8 * half));
+  }
+};
+
+template <class Format>
+class GroupKernel {
  public:
   static constexpr int kMaxTileRows = kTileRows;
   static constexpr int kPackedRows = kTileRows;
   static constexpr int kPieceInputs = kChunkGroups * kGroupInputs;
 
-  explicit SixBitKernel(const PanelJob& job)
+  explicit GroupKernel(const PanelJob& job)
       : job_(job), unpacked_(job.scratch), scales_(reinterpret_cast<float*>(job.scratch + kUnpackedBytes)) {}
 
   void load(const uint8_t* panel, int64_t begin, int64_t end, bool unpack) {
-    begin_ = begin;
-    num_groups_ = static_cast<int>((end - begin) / kGroupInputs);
-    load_scales(panel + begin / kGroupInputs / 8 * 288);
-    packed_ = panel + job_.scale_bytes + begin / kGroupInputs * job_.group_bytes;
+    const int64_t group_begin = begin / kGroupInputs;
+    group_begin_ = group_begin;
+    num_groups_ = static_cast<int>(end / kGroupInputs - group_begin);
+    Format::load_scales(panel, group_begin, num_groups_, scales_);
+    packed_ = panel + job_.scale_bytes + group_begin * Format::kPackedBytes;
     if (!unpack) return;
     for (int group = 0; group < num_groups_; ++group) {
+      const uint8_t* from = packed_ + group * Format::kPackedBytes;
+      auto* to = reinterpret_cast<__m256i*>(unpacked_ + group * kUnpackedGroupBytes);
       OCTAVO_UNROLL
-      for (int quad = 0; quad < 8; ++quad) {
-        for (int half = 0; half < 2; ++half) {
-          _mm256_storeu_si256(reinterpret_cast<__m256i*>(unpacked_ + 512 * group + 64 * quad + 32 * half),
-                              weights_of(packed_ + 384 * group, quad, half));
-        }
+      for (int step = 0; step < Format::kSteps; ++step) {
+        _mm256_store_si256(to + 2 * step, Format::weights(from, step, 0));
+        _mm256_store_si256(to + 2 * step + 1, Format::weights(from, step, 1));
       }
     }
   }
 
   template <int kRows, bool kUnpacked>
   void tile(int row, float* out) const {
-    const int64_t first_group = (row * job_.num_inputs + begin_ * kRows) / kGroupInputs;
-    const int8_t* bytes = job_.quantised.bytes + first_group * kGroupInputs;
-    const float* row_scales = job_.quantised.scales + first_group * 2;
-    const int32_t* offsets = job_.quantised.offsets + first_group * 2;
+    const int64_t slot = row * (job_.num_inputs / kGroupInputs) + group_begin_ * kRows;
+    const float* row_scales = job_.quantised.scales + 2 * slot;
+    const int32_t* offsets = job_.quantised.offsets + 2 * slot;
+    const uint8_t* input = Format::kSteps == 16 ? reinterpret_cast<const uint8_t*>(job_.quantised.words + 32 * slot)
+                                                : reinterpret_cast<const uint8_t*>(job_.quantised.bytes + 32 * slot);
     const uint8_t* weights = kUnpacked ? unpacked_ : packed_;
     const float* scales = scales_;
-    const __m256i ones = _mm256_set1_epi16(1);
     __m256 total[kRows][2];
     OCTAVO_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -240,32 +221,8 @@ class SixBitKernel {
     for (int group = 0; group < num_groups_; ++group) {
       __m256 value[kRows][2];
       OCTAVO_UNROLL
-      for (int sub_block = 0; sub_block < 2; ++sub_block) {
-        __m256i sum[kRows][2];
-        OCTAVO_UNROLL
-        for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = _mm256_set1_epi32(offsets[2 * r + sub_block]);
-        OCTAVO_UNROLL
-        for (int quad = 4 * sub_block; quad < 4 * sub_block + 4; ++quad) {
-          const __m256i left = kUnpacked ? load_ints(weights + 64 * quad) : weights_of(weights, quad, 0);
-          const __m256i right = kUnpacked ? load_ints(weights + 64 * quad + 32) : weights_of(weights, quad, 1);
-          OCTAVO_UNROLL
-          for (int r = 0; r < kRows; ++r) {
-            const __m256i input = splat_word(bytes + (quad * kRows + r) * 4);
-            sum[r][0] = _mm256_add_epi16(sum[r][0], _mm256_maddubs_epi16(left, input));
-            sum[r][1] = _mm256_add_epi16(sum[r][1], _mm256_maddubs_epi16(right, input));
-            keep_order(sum[r][0]);
-            keep_order(sum[r][1]);
-          }
-        }
-        OCTAVO_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          OCTAVO_UNROLL
-          for (int half = 0; half < 2; ++half) {
-            const __m256 dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(sum[r][half], ones));
-            const __m256 scale = _mm256_loadu_ps(scales + 16 * sub_block + 8 * half);
-            value[r][half] = sub_block == 0 ? _mm256_mul_ps(dot, scale) : _mm256_fmadd_ps(dot, scale, value[r][half]);
-          }
-        }
+      for (int sub_block = 0; sub_block < Format::kSubBlocks; ++sub_block) {
+        add_sub_block<kRows, kUnpacked>(sub_block, weights, input, offsets, scales, row_scales + kRows, value);
       }
       OCTAVO_UNROLL
       for (int r = 0; r < kRows; ++r) {
@@ -273,16 +230,12 @@ class SixBitKernel {
         total[r][0] = _mm256_fmadd_ps(value[r][0], row_scale, total[r][0]);
         total[r][1] = _mm256_fmadd_ps(value[r][1], row_scale, total[r][1]);
       }
-      if constexpr (!kUnpacked) {
-        for (int line = 0; line < 6; ++line) {
-          _mm_prefetch(reinterpret_cast<const char*>(weights + 64 * line + kPrefetchBytes), _MM_HINT_T0);
-        }
-      }
-      weights += kUnpacked ? 512 : 384;
-      bytes += 32 * kRows;
+      if constexpr (!kUnpacked) prefetch_group(weights);
+      weights += kUnpacked ? kUnpackedGroupBytes : Format::kPackedBytes;
+      input += 4 * Format::kSteps * kRows;
       row_scales += 2 * kRows;
       offsets += 2 * kRows;
-      scales += 32;
+      scales += Format::kScales;
     }
     OCTAVO_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -292,133 +245,57 @@ class SixBitKernel {
   }
 
  private:
-  // Weights of outputs 8 * half ... + 7, inputs 4 * quad ... + 3 of a packed group, as bytes 0..63.
-  OCTAVO_INLINE __m256i weights_of(const uint8_t* group, int quad, int half) {
-    const __m256i low4 = _mm256_set1_epi8(15);
-    const __m256i two_bits = _mm256_set1_epi8(0x30);
-    __m256i low = load_ints(group + 64 * (quad % 4) + 32 * half);
-    if (quad >= 4) low = _mm256_srli_epi16(low, 4);
-    __m256i high = load_ints(group + 256 + 64 * (quad / 4) + 32 * half);
-    const int field = quad % 4;
-    high = field < 2 ? _mm256_slli_epi16(high, 4 - 2 * field) : _mm256_srli_epi16(high, 2 * field - 4);
-    return _mm256_or_si256(_mm256_and_si256(low, low4), _mm256_and_si256(high, two_bits));
-  }
-
-  void load_scales(const uint8_t* block) {
-    float* scales = scales_;
-    for (int group = 0; group < num_groups_; group += 8, block += 288) {
-      const __m256 d[2] = {load_half_floats(block), load_half_floats(block + 16)};
-      for (int sub_block = 0; sub_block < 16; ++sub_block, scales += 16) {
-        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 32 + 16 * sub_block));
-        const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-        const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)));
-        _mm256_storeu_ps(scales, _mm256_mul_ps(d[0], low));
-        _mm256_storeu_ps(scales + 8, _mm256_mul_ps(d[1], high));
-      }
-    }
-  }
-
-  const PanelJob& job_;
-  uint8_t* const unpacked_;  // [group][8 quads][16 outputs][4]
-  float* const scales_;      // [group][2 sub-blocks][16]
-  const uint8_t* packed_ = nullptr;
-  int64_t begin_ = 0;
-  int num_groups_ = 0;
-};
-
-// --- 8 bits ----------------------------------------------------------------------------------------------------------
-
-class Int8Kernel {
- public:
-  static constexpr int kMaxTileRows = kTileRows;
-  static constexpr int kPackedRows = kTileRows;
-  static constexpr int kPieceInputs = kChunkGroups * kGroupInputs;
-
-  explicit Int8Kernel(const PanelJob& job)
-      : job_(job),
-        unpacked_(reinterpret_cast<int16_t*>(job.scratch)),
-        scales_(reinterpret_cast<float*>(job.scratch + kUnpackedBytes)) {}
-
-  void load(const uint8_t* panel, int64_t begin, int64_t end, bool unpack) {
-    begin_ = begin;
-    num_groups_ = static_cast<int>((end - begin) / kGroupInputs);
-    const uint8_t* at = panel + begin / kGroupInputs * 32;
-    for (int i = 0; i < 2 * num_groups_; ++i) _mm256_storeu_ps(scales_ + 8 * i, load_half_floats(at + 16 * i));
-    packed_ = panel + job_.scale_bytes + begin / kGroupInputs * job_.group_bytes;
-    if (!unpack) return;
-    for (int i = 0; i < 32 * num_groups_; ++i) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(unpacked_ + 16 * i), widen(packed_ + 16 * i));
-    }
-  }
+  static constexpr int kUnpackedGroupBytes = 64 * Format::kSteps;
 
   template <int kRows, bool kUnpacked>
-  void tile(int row, float* out) const {
-    const int64_t first_group = (row * job_.num_inputs + begin_ * kRows) / kGroupInputs;
-    const int16_t* words = job_.quantised.words + first_group * kGroupInputs;
-    const float* row_scales = job_.quantised.scales + first_group * 2;
-    const uint8_t* packed = packed_;
-    const int16_t* unpacked = unpacked_;
-    const float* scales = scales_;
-    __m256 total[kRows][2];
+  OCTAVO_INLINE void add_sub_block(int sub_block, const uint8_t* weights, const uint8_t* input, const int32_t* offsets,
+                                   const float* scales, const float* row_sums, __m256 (&value)[kRows][2]) {
+    constexpr int kSteps = Format::kSteps / Format::kSubBlocks;
+    __m256i sum[kRows][2];
     OCTAVO_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      total[r][0] = _mm256_loadu_ps(out + 16 * r);
-      total[r][1] = _mm256_loadu_ps(out + 16 * r + 8);
-    }
-    for (int group = 0; group < num_groups_; ++group) {
-      __m256i sum[kRows][2];
-      OCTAVO_UNROLL
-      for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
-      OCTAVO_UNROLL
-      for (int pair = 0; pair < 16; ++pair) {
-        const __m256i left = kUnpacked ? load_ints(unpacked + 32 * pair) : widen(packed + 32 * pair);
-        const __m256i right = kUnpacked ? load_ints(unpacked + 32 * pair + 16) : widen(packed + 32 * pair + 16);
-        OCTAVO_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          const __m256i input = splat_word(words + (pair * kRows + r) * 2);
-          sum[r][0] = _mm256_add_epi32(sum[r][0], _mm256_madd_epi16(left, input));
-          sum[r][1] = _mm256_add_epi32(sum[r][1], _mm256_madd_epi16(right, input));
-          keep_order(sum[r][0]);
-          keep_order(sum[r][1]);
-        }
-      }
+    for (int i = 0; i < kSteps; ++i) {
+      const int step = sub_block * kSteps + i;
+      const __m256i left = kUnpacked ? load_ints(weights + 64 * step) : Format::weights(weights, step, 0);
+      const __m256i right = kUnpacked ? load_ints(weights + 64 * step + 32) : Format::weights(weights, step, 1);
       OCTAVO_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        const __m256 row_scale = _mm256_broadcast_ss(row_scales + r);
+        const __m256i a = splat_word(input + (step * kRows + r) * 4);
+        const __m256i products[2] = {Format::multiply(left, a), Format::multiply(right, a)};
         OCTAVO_UNROLL
         for (int half = 0; half < 2; ++half) {
-          const __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps(sum[r][half]), _mm256_loadu_ps(scales + 8 * half));
-          total[r][half] = _mm256_fmadd_ps(value, row_scale, total[r][half]);
+          if (i > 0) {
+            sum[r][half] = Format::add(sum[r][half], products[half]);
+          } else if (Format::kSubBlocks > 1) {
+            sum[r][half] = Format::add(_mm256_set1_epi32(offsets[2 * r + sub_block]), products[half]);
+          } else {
+            sum[r][half] = products[half];
+          }
+          keep_order(sum[r][half]);
         }
       }
-      if constexpr (!kUnpacked) {
-        for (int line = 0; line < 8; ++line) {
-          _mm_prefetch(reinterpret_cast<const char*>(packed + 64 * line + kPrefetchBytes), _MM_HINT_T0);
-        }
-      }
-      packed += 512;
-      unpacked += 512;
-      words += 32 * kRows;
-      row_scales += 2 * kRows;
-      scales += 16;
     }
     OCTAVO_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      _mm256_storeu_ps(out + 16 * r, total[r][0]);
-      _mm256_storeu_ps(out + 16 * r + 8, total[r][1]);
+      OCTAVO_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        value[r][half] =
+            Format::value(Format::finish(sum[r][half]), value[r][half], scales, sub_block, half, row_sums[r]);
+      }
     }
   }
 
- private:
-  OCTAVO_INLINE __m256i widen(const uint8_t* at) {
-    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+  OCTAVO_INLINE void prefetch_group(const uint8_t* weights) {
+    OCTAVO_UNROLL
+    for (int byte = 0; byte < Format::kPackedBytes; byte += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(weights + kPrefetchBytes + byte), _MM_HINT_T0);
+    }
   }
 
   const PanelJob& job_;
-  int16_t* const unpacked_;  // [group][16 pairs][16 outputs][2]
-  float* const scales_;      // [group][16]
+  uint8_t* const unpacked_;  // [group][step][2 halves][32 bytes]
+  float* const scales_;      // [group][Format::kScales]
   const uint8_t* packed_ = nullptr;
-  int64_t begin_ = 0;
+  int64_t group_begin_ = 0;
   int num_groups_ = 0;
 };
 
@@ -508,15 +385,15 @@ void run_panels(const PanelJob& job) {
     case WeightKind::bf16:
       return run_panels_of<FloatKernel<WeightKind::bf16>>(job);
     case WeightKind::int8:
-      return run_panels_of<Int8Kernel>(job);
+      return run_panels_of<GroupKernel<Bytes>>(job);
     case WeightKind::q4_0:
-      return run_panels_of<NibbleKernel<WeightKind::q4_0>>(job);
+      return run_panels_of<GroupKernel<Nibbles<WeightKind::q4_0>>>(job);
     case WeightKind::q4_1:
-      return run_panels_of<NibbleKernel<WeightKind::q4_1>>(job);
+      return run_panels_of<GroupKernel<Nibbles<WeightKind::q4_1>>>(job);
     case WeightKind::q4_k:
-      return run_panels_of<NibbleKernel<WeightKind::q4_k>>(job);
+      return run_panels_of<GroupKernel<Q4K>>(job);
     case WeightKind::q6_k:
-      return run_panels_of<SixBitKernel>(job);
+      return run_panels_of<GroupKernel<SixBits>>(job);
   }
 }
 
