@@ -1,0 +1,122 @@
+"""Bytes of weights, KV cache, activations and the process around them, counted from the model's sizes alone.
+
+    bytes per token = 2 (K and V) x kv_heads x head_dim x bytes per element, summed over the layers that keep KV
+
+Layers with the same KV behaviour form groups of equal size (`ModelSpec.kv_groups`); a block holds `block_size` tokens
+of all layers of *one* group, and a request has a block table per group. Nothing here reads a file or a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from octavo.config.engine import KVDtype
+from octavo.models.arena import lay_out
+from octavo.models.program import Program
+from octavo.models.spec import KVGroup, ModelSpec
+from octavo.models.tensor_entry import TensorEntry
+from octavo.models.tensor_kinds import TensorKind, row_bytes
+from octavo.units import KIB, MIB, cdiv
+
+KV_ELEMENT_BYTES: dict[KVDtype, int] = {"f32": 4, "f16": 2, "bf16": 2}
+
+LOGITS_TILE_ROWS = 64
+"""Prompt tokens are scored (`prompt_logprobs`) in tiles of so many rows, so that logits never grow with the prompt."""
+
+# Resident memory of a process that holds no model: interpreter, NumPy, terminal and template libraries take about
+# 40 MiB; the rest is room for request state and the allocator's slack.
+_BASE_OVERHEAD_BYTES = 64 * MIB
+# A tokenizer keeps vocabulary and merges in hash maps; 0.3 to 0.9 KiB per entry were measured.
+_TOKENIZER_BYTES_PER_ENTRY = KIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVShape:
+    """What the KV cache of a model costs at one dtype and block size.
+
+    Args:
+        layers_per_group: Layers in a block record; the longest group's, since all groups draw from one pool.
+        windows: For each group, the tokens a query sees (`None`: all).
+        block_size: Tokens in a block.
+        token_layer_bytes: Bytes of one token's key and value in one layer.
+    """
+
+    layers_per_group: int
+    windows: tuple[int | None, ...]
+    block_size: int
+    token_layer_bytes: int
+
+    @property
+    def block_bytes(self) -> int:
+        return self.layers_per_group * self.block_size * self.token_layer_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that one more token costs while no window is full."""
+        return len(self.windows) * self.layers_per_group * self.token_layer_bytes
+
+    def blocks_for_tokens(self, num_tokens: int, *, max_num_batched_tokens: int) -> int:
+        """Return the most blocks that one request of `num_tokens` holds at once, over all groups.
+
+        A group with window w keeps the last w - 1 tokens beside those of the step in hand, and the run may begin in
+        the middle of a block: at most `ceil((w - 1 + batched) / block_size) + 1` blocks.
+        """
+        blocks = 0
+        for window in self.windows:
+            whole = cdiv(num_tokens, self.block_size)
+            cap = whole if window is None else cdiv(window - 1 + max_num_batched_tokens, self.block_size) + 1
+            blocks += min(whole, cap)
+        return blocks
+
+    def longest_tokens(self, num_blocks: int, *, max_num_batched_tokens: int, limit: int) -> int:
+        """Return the longest request, up to `limit` tokens, that so many blocks hold; 0 when none fits."""
+        fits, too_long = 0, cdiv(limit, self.block_size) + 1  # in blocks of length; what fits is monotone
+        while too_long - fits > 1:
+            middle = (fits + too_long) // 2
+            needed = self.blocks_for_tokens(middle * self.block_size, max_num_batched_tokens=max_num_batched_tokens)
+            if needed <= num_blocks:
+                fits = middle
+            else:
+                too_long = middle
+        return min(limit, fits * self.block_size)
+
+
+def kv_shape(spec: ModelSpec, *, kv_dtype: KVDtype, block_size: int) -> KVShape:
+    """Return what the KV cache of a model costs."""
+    groups = spec.kv_groups or (KVGroup(layers=tuple(range(spec.num_layers))),)
+    return KVShape(
+        layers_per_group=max(len(group.layers) for group in groups),
+        windows=tuple(group.window for group in groups),
+        block_size=block_size,
+        token_layer_bytes=2 * spec.num_kv_heads * spec.head_dim * KV_ELEMENT_BYTES[kv_dtype],
+    )
+
+
+def activation_bytes(program: Program, *, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+    """Return the size of the buffers that a runner allocates for its largest step."""
+    return lay_out(
+        program,
+        num_token_rows=max_num_batched_tokens,
+        num_selected_rows=max_selected_rows(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs),
+    ).total_bytes
+
+
+def max_selected_rows(*, max_num_batched_tokens: int, max_num_seqs: int) -> int:
+    """Return the most rows whose logits exist at once: one per running request, or a tile of scored prompt tokens."""
+    return min(max_num_batched_tokens, max(max_num_seqs, LOGITS_TILE_ROWS))
+
+
+def overhead_bytes(spec: ModelSpec) -> int:
+    """Return what the process needs beside weights, activations and KV cache: interpreter, libraries, tokenizer."""
+    return _BASE_OVERHEAD_BYTES + spec.vocab_size * _TOKENIZER_BYTES_PER_ENTRY
+
+
+def weight_bytes(entries: Iterable[TensorEntry], held_kind: Callable[[TensorEntry], TensorKind]) -> int:
+    """Return the bytes of a model's tensors as they are held in memory.
+
+    Args:
+        entries: The tensors of the model file that the program uses, each once (a tied head is one tensor).
+        held_kind: The loader's choice of element type for a tensor.
+    """
+    return sum(entry.num_rows * row_bytes(held_kind(entry), entry.shape[-1], tensor=entry.name) for entry in entries)
