@@ -89,7 +89,8 @@ class StepPlan:
         token_ids: Token of each row; length T.
         tables: Block tables, one entry per KV group.
         copies: Block copies to do first. No block is both source and destination.
-        new_blocks: Blocks handed out for this step; their content is undefined until written (tests poison it).
+        new_blocks: Blocks handed out for this step, destinations of copies included; their content is undefined until
+            copied to or written. Tests poison it, before the copies are made.
         selected_rows: Rows whose logits are wanted, ascending.
         samples: Tokens to choose.
         prompt_logprobs: Prompt tokens to score.

@@ -1,0 +1,141 @@
+"""KVCache: the scheduler's view of KV memory, and what both allocators share.
+
+`PagedKVCache` (paged_kv_cache.py) hands out blocks as tokens arrive and shares them; `ReservedKVCache`
+(reserved_kv_cache.py) gives each request one contiguous run for its longest length, as engines did before paging. The
+scheduler cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.core.block import Block
+from octavo.core.request import Request
+from octavo.core.step import BlockCopy
+from octavo.units import BlockId, cdiv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """How one KV group keeps tokens: all of them, or the last `window` ones (a query's own token included)."""
+
+    window: int | None = None
+
+    def num_blocks(self, num_tokens: int, block_size: int, max_chunk_tokens: int) -> int:
+        """Return the most blocks a request of `num_tokens` cached tokens holds at once in this group.
+
+        A window group frees what no query sees any more, but within one step it holds the window of the first query
+        and the whole chunk; a run of that many tokens can touch one block more than it fills.
+        """
+        num_blocks = cdiv(num_tokens, block_size)
+        if self.window is None:
+            return num_blocks
+        return min(num_blocks, cdiv(self.window - 1 + max_chunk_tokens, block_size) + 1)
+
+    def first_visible_block(self, position: int, block_size: int) -> int:
+        """Return the first block that the query at `position` can see."""
+        return 0 if self.window is None else max(0, position - self.window + 1) // block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """Where the best cached continuation left the request's tokens."""
+
+    position: int
+    block_id: BlockId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """What the prefix cache holds for a request: the answer to a question, nothing is taken yet.
+
+    Args:
+        blocks: Per group, the full blocks hit, from position 0; `None` where a window group needs no block.
+        num_block_tokens: Tokens in them.
+        sources: Per group, a block whose first `num_copied_tokens` tokens follow; to be copied, not shared. Empty if
+            there is none.
+        num_copied_tokens: Tokens to keep of the copy.
+        is_next_block_in_flight: A running request is computing the block that comes next.
+        divergence: The best near miss, for explanations.
+    """
+
+    blocks: tuple[tuple[Block | None, ...], ...]
+    num_block_tokens: int = 0
+    sources: tuple[Block, ...] = ()
+    num_copied_tokens: int = 0
+    is_next_block_in_flight: bool = False
+    divergence: Divergence | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_block_tokens + self.num_copied_tokens
+
+    def without_copy(self) -> Match:
+        """Return the same match with whole blocks only."""
+        return Match(blocks=self.blocks, num_block_tokens=self.num_block_tokens, divergence=self.divergence)
+
+
+class KVCache(Protocol):
+    """What the scheduler asks of an allocator.
+
+    Questions (`match`, `can_admit`, `num_*`) change nothing. `grow` and `fork` may lack space: they return `False` and
+    have then changed nothing.
+    """
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def num_usable_blocks(self) -> int: ...
+
+    @property
+    def num_free_blocks(self) -> int: ...
+
+    @property
+    def longest_tokens(self) -> int:
+        """Most cached tokens that one request can have when it is alone."""
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Return the most blocks that a request of `num_tokens` cached tokens holds at once, over all groups."""
+
+    def begin_step(self, step: int) -> None:
+        """Learn which step it is; evictions tell how many steps a block was idle."""
+
+    def match(self, request: Request) -> Match:
+        """Look up how much of a waiting request is cached; at least its last known token is left to compute."""
+
+    def can_admit(self, request: Request, match: Match, num_reserved_blocks: int) -> bool:
+        """Say whether all known tokens fit beside `num_reserved_blocks` that must stay free."""
+
+    def admit(self, request: Request, match: Match) -> None:
+        """Start holding blocks for a request, beginning with its hits."""
+
+    def grow(self, request: Request, start: int, stop: int) -> bool:
+        """Make the places of positions `start..stop - 1` writable by this request alone."""
+
+    def commit(self, request: Request) -> None:
+        """Take note that the request's computed tokens have been computed: they can be found from now on."""
+
+    def fork(self, parent: Request, child: Request) -> bool:
+        """Let `child` hold everything `parent` has computed."""
+
+    def free(self, request: Request, *, keep_cached: bool) -> None:
+        """Drop all blocks of a request; `keep_cached=False` if their content is not to be trusted."""
+
+    def reset(self) -> bool:
+        """Forget everything cached; `False` if requests hold blocks."""
+
+    def tables(self, request: Request) -> Sequence[array[int]]:
+        """Return the request's block table of each group; for reading only."""
+
+    def step_copies(self, request: Request) -> Sequence[BlockCopy]:
+        """Return the copies to do before the request's tokens of this step are computed."""
+
+    def step_new_blocks(self, request: Request) -> Sequence[BlockId]:
+        """Return the blocks handed to the request in this step."""
+
+    def num_held_blocks(self, request: Request) -> int:
+        """Return how many blocks the request's tables hold, shared ones included."""

@@ -1,0 +1,77 @@
+"""Snapshot: who holds which block at one moment, for people to look at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from octavo.core.kv_cache import KVCache
+from octavo.core.request import Request, RequestStatus
+from octavo.core.step import NULL_BLOCK
+from octavo.units import BlockId, RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestView:
+    """One unfinished request. `tables` holds its block ids per KV group, empty unless it runs."""
+
+    request_id: RequestId
+    status: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
+    num_hit_tokens: int
+    num_preemptions: int
+    max_total_tokens: int
+    tables: tuple[tuple[BlockId, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The pool and its holders.
+
+    Args:
+        num_free_blocks: Blocks that can be handed out, cached ones included.
+        holders: Block id to the number of tables that hold it; absent if none does.
+    """
+
+    block_size: int
+    num_usable_blocks: int
+    num_free_blocks: int
+    requests: tuple[RequestView, ...]
+    holders: dict[BlockId, int]
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self.num_usable_blocks - self.num_free_blocks
+
+
+def take_snapshot(kv_cache: KVCache, requests: Iterable[Request]) -> Snapshot:
+    """Copy the state of all requests and their tables. Mutates: nothing."""
+    views = tuple(_view(kv_cache, request) for request in requests)
+    holders = Counter(block for view in views for table in view.tables for block in table if block != NULL_BLOCK)
+    return Snapshot(
+        block_size=kv_cache.block_size,
+        num_usable_blocks=kv_cache.num_usable_blocks,
+        num_free_blocks=kv_cache.num_free_blocks,
+        requests=views,
+        holders=dict(holders),
+    )
+
+
+def _view(kv_cache: KVCache, request: Request) -> RequestView:
+    tables: tuple[tuple[BlockId, ...], ...] = ()
+    if request.status is RequestStatus.RUNNING:
+        tables = tuple(tuple(BlockId(block) for block in table) for table in kv_cache.tables(request))
+    return RequestView(
+        request_id=request.request_id,
+        status=request.status.value,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_output_tokens=request.num_output_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        num_hit_tokens=request.num_hit_tokens or 0,
+        num_preemptions=request.num_preemptions,
+        max_total_tokens=request.max_total_tokens,
+        tables=tables,
+    )
