@@ -43,7 +43,7 @@ def decoder(num_layers: int, *, hidden: int = 64, kv: int = 32, inner: int = 160
 def test_buffer_is_dead_between_its_last_read_and_its_next_fill():
     spans = live_spans(decoder(2))
 
-    assert spans["x"] == ((0, 23),)
+    assert spans["x"] == ((0, 26),)  # rows are selected from it tile after tile
     assert spans["h"] == ((1, 2), (7, 8), (12, 13), (18, 19))
     assert spans["qkv"] == ((2, 4), (13, 15))
     assert spans["last"] == ((23, 25),)
@@ -80,13 +80,13 @@ def test_buffers_alive_together_never_overlap(num_layers, hidden, inner, vocab, 
 
 
 def test_sharing_comes_close_to_the_peak_of_a_real_decoder():
-    """SmolLM2-135M, 512 tokens, 64 logit rows: 29.8 MiB if each buffer had its own place, 12.1 MiB shared."""
+    """SmolLM2-135M, 512 tokens, 64 logit rows: 29.8 MiB if each buffer had its own place, 13.3 MiB shared."""
     program = decoder(30, hidden=576, kv=192, inner=1536, vocab=49152)
 
     arena = lay_out(program, num_token_rows=512, num_selected_rows=64)
 
-    logits_bytes, last_bytes = 64 * 49152 * 4, 64 * 576 * 4
-    assert arena.total_bytes == logits_bytes + last_bytes
+    logits_bytes, last_bytes, residual_bytes = 64 * 49152 * 4, 64 * 576 * 4, 512 * 576 * 4
+    assert arena.total_bytes == logits_bytes + last_bytes + residual_bytes
 
 
 def test_buffer_that_is_read_before_it_is_filled_is_our_bug():

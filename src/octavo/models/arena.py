@@ -84,7 +84,8 @@ def live_spans(program: Program) -> dict[BufferName, tuple[Span, ...]]:
     """Return when each buffer holds something wanted, as spans of op numbers in order.
 
     A buffer that is filled but never read is alive at its own op: it is written all the same. The logits stay alive to
-    the end, since the runner reads them after the last op.
+    the end, since the runner reads them after the last op. So does what rows are selected from: when more rows are
+    selected than the logits buffer holds, the ops from `SelectRows` on run again for the next tile of rows.
     """
     spans: dict[BufferName, list[Span]] = {}
     for number, op in enumerate(program.ops):
@@ -95,8 +96,9 @@ def live_spans(program: Program) -> dict[BufferName, tuple[Span, ...]]:
         for name in fills:
             if name not in reads:
                 spans.setdefault(name, []).append((number, number))
-    if program.logits in spans:
-        spans[program.logits][-1] = (spans[program.logits][-1][0], len(program.ops))
+    lasting = {program.logits} | {op.x for op in program.ops if isinstance(op, SelectRows)}
+    for name in lasting & spans.keys():
+        spans[name][-1] = (spans[name][-1][0], len(program.ops))
     return {name: tuple(each) for name, each in spans.items()}
 
 
