@@ -16,13 +16,13 @@ Float32 = NDArray[np.float32]
 
 def embed(token_ids: NDArray[np.int32], weight: Float32, scale: float) -> Float32:
     """Look up rows of `[vocab_size, hidden_size]`."""
-    return np.take(weight, token_ids, axis=0) * np.asarray(scale, np.float32)
+    return weight[token_ids] * np.float32(scale)
 
 
 def rms_norm(x: Float32, weight: Float32, eps: float) -> Float32:
     """Divide each vector `x[..., :]` by its root mean square, then multiply by `weight` `[width]`."""
-    mean_square = np.add.reduce(x * x, axis=-1, keepdims=True) / np.float32(x.shape[-1])
-    return x / np.sqrt(mean_square + np.float32(eps)) * weight
+    square_sum: Float32 = np.add.reduce(x * x, axis=-1, keepdims=True)
+    return x / np.sqrt(square_sum / np.float32(x.shape[-1]) + np.float32(eps)) * weight
 
 
 def rotate(x: Float32, cos: Float32, sin: Float32) -> Float32:
