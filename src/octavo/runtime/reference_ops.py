@@ -22,7 +22,8 @@ def embed(token_ids: NDArray[np.int32], weight: Float32, scale: float) -> Float3
 def rms_norm(x: Float32, weight: Float32, eps: float) -> Float32:
     """Divide each vector `x[..., :]` by its root mean square, then multiply by `weight` `[width]`."""
     square_sum: Float32 = np.add.reduce(x * x, axis=-1, keepdims=True)
-    return x / np.sqrt(square_sum / np.float32(x.shape[-1]) + np.float32(eps)) * weight
+    normed: Float32 = x / np.sqrt(square_sum / np.float32(x.shape[-1]) + np.float32(eps)) * weight
+    return normed
 
 
 def rotate(x: Float32, cos: Float32, sin: Float32) -> Float32:
