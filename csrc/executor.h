@@ -1,0 +1,97 @@
+// Runs step after step of one model: one call, one team of threads, barriers between ops, no allocation.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "aligned.h"
+#include "attention.h"
+#include "kernels.h"
+#include "kv_pool.h"
+#include "program.h"
+#include "sampler.h"
+#include "step.h"
+#include "team.h"
+
+namespace octavo {
+
+struct ExecutorConfig {
+  int64_t num_blocks;  // usable ones; the null block comes on top
+  int block_size;
+  KvType kv_type;
+  int max_num_tokens;    // rows of a step
+  int max_num_requests;  // of a step
+  int max_num_selected;  // rows of a logits tile: more selected rows are computed tile after tile
+  int num_threads;
+  Isa isa;
+  bool prefault;
+  bool poison;  // fill new blocks and all activations with NaN before each step
+};
+
+class Executor {
+ public:
+  Executor(Program program, ModelSizes sizes, ExecutorConfig config);
+
+  // Checks the step and executes it. `output` is reused. Throws std::invalid_argument for a plan that contradicts
+  // itself or the limits; nothing has been computed then.
+  void step(const StepInput& step, StepOutput& output);
+
+  KvPool& pool() { return pool_; }
+  const ModelSizes& sizes() const { return sizes_; }
+  const ExecutorConfig& config() const { return config_; }
+  const Program& program() const { return program_; }
+  // A buffer of the last step, as far as later ops have left it alone (tests).
+  const float* buffer(int index) const { return data(index); }
+  size_t scratch_bytes() const;
+
+ private:
+  struct Rows {
+    int count;
+    int first;  // of the selected rows: the tile starts here; 0 for token rows
+  };
+
+  void prepare(const StepInput& step);
+  void run(const StepInput& step, StepOutput& output, int thread);
+  void copy_blocks(const StepInput& step, int thread);
+  void prepare_rows(const StepInput& step, int thread);
+  void run_ops(const StepInput& step, size_t begin, size_t end, Rows rows, int thread);
+  void run_op(const StepInput& step, const Op& op, Rows rows, int thread);
+  void rope_store(const Op& op, int row);
+  void attend(const StepInput& step, const Op& op, int thread);
+  void answer(const StepInput& step, Rows rows, StepOutput& output, int thread);
+  AttentionSchedule& schedule_of(int window);
+
+  float* data(int buffer) const {
+    return reinterpret_cast<float*>(arena_.get() + program_.buffers[size_t(buffer)].offset_bytes);
+  }
+  int64_t stride(int buffer) const { return program_.buffers[size_t(buffer)].stride; }
+
+  const Program program_;
+  const ModelSizes sizes_;
+  const ExecutorConfig config_;
+  const Kernels& kernels_;
+  StepLimits limits_;
+  size_t first_selected_op_;
+  Team team_;
+  KvPool pool_;
+
+  AlignedBytes arena_;
+  AlignedBytes shared_scratch_;
+  std::vector<AlignedBytes> thread_scratch_;
+  size_t shared_scratch_bytes_ = 0;
+  size_t thread_scratch_bytes_ = 0;
+  std::vector<int> windows_;  // of the schedules below
+  std::vector<std::unique_ptr<AttentionSchedule>> schedules_;
+  std::vector<Sampler> samplers_;  // one per thread
+
+  // Per row of the step: written and read by the thread that owns the row.
+  std::vector<int32_t> row_places_;               // place in its block
+  std::vector<std::vector<int32_t>> row_blocks_;  // by group: block of the row's slot
+  std::vector<float> cosines_;                    // [row][rotary_dim / 2]
+  std::vector<float> sines_;
+};
+
+}  // namespace octavo

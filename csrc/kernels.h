@@ -1,0 +1,44 @@
+// The kernels of one instruction set, as a table of functions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attention.h"
+#include "isa.h"
+#include "kv_layout.h"
+
+namespace octavo {
+
+// Passes over a row of `count` logits; defined in sample_kernels.h, the same bits in every instruction set.
+struct SampleKernels {
+  float (*highest_logit)(const float* logits, int count);  // NaN when one is NaN
+  int (*first_index)(const float* logits, int count, float value);
+  double (*sum_of_exp)(const float* logits, int count, double highest);
+  void (*widen)(const float* logits, int count, double* scores);
+  void (*weigh)(const double* scores, int count, double highest, double temperature, double least, double* weights);
+  double (*lane_sum)(const double* values, int count);
+};
+
+struct Kernels {
+  // out = x / sqrt(mean(x^2) + eps) * weight over `width` floats; `out` may be `x`.
+  void (*rms_norm)(const float* x, const float* weight, float* out, int width, float eps);
+  // x += y
+  void (*add)(float* x, const float* y, int width);
+  // out = silu(gate_up[:width]) * gate_up[width:]
+  void (*silu_gated)(const float* gate_up, float* out, int width);
+  // Rotates dimension pairs (i, i + half) of one head in place.
+  void (*rotate)(float* head, const float* cosines, const float* sines, int half);
+  // Rounds one head's key and value and writes them to their place in a tile.
+  void (*store_kv)(const KvLayout& layout, std::byte* tile, int place, const float* key, const float* value);
+  // Works on items of the schedule until none is left. `scratch` has attention_scratch_floats(), 64-byte aligned.
+  void (*attend)(const AttentionCall& call, AttentionSchedule& schedule, float* scratch);
+  SampleKernels sample;
+};
+
+const Kernels& kernels_portable();
+const Kernels& kernels_avx2();  // call only where has_avx2()
+
+inline const Kernels& kernels_of(Isa isa) { return isa == Isa::avx2 ? kernels_avx2() : kernels_portable(); }
+
+}  // namespace octavo

@@ -1,0 +1,25 @@
+// Kernels compiled for AVX2, FMA and F16C; this file alone carries those flags, so nothing here may run elsewhere.
+#include "attention_kernel.h"
+#include "kernels.h"
+#include "row_kernels.h"
+#include "sample_kernels.h"
+
+namespace octavo {
+
+#if OCTAVO_SIMD_AVX2
+
+const Kernels& kernels_avx2() {
+  using namespace OCTAVO_SIMD;
+  static const Kernels kTable{
+      rms_norm, add, silu_gated, rotate, store_kv, attend,
+      {highest_logit, first_index, sum_of_exp, widen, weigh, lane_sum}};
+  return kTable;
+}
+
+#else  // another processor family: has_avx2() is false and nobody asks
+
+const Kernels& kernels_avx2() { return kernels_portable(); }
+
+#endif
+
+}  // namespace octavo

@@ -1,0 +1,17 @@
+// Kernels in portable C++: the compiler's own vectors for whatever the target has.
+#include "attention_kernel.h"
+#include "kernels.h"
+#include "row_kernels.h"
+#include "sample_kernels.h"
+
+namespace octavo {
+
+const Kernels& kernels_portable() {
+  using namespace OCTAVO_SIMD;
+  static const Kernels kTable{
+      rms_norm, add, silu_gated, rotate, store_kv, attend,
+      {highest_logit, first_index, sum_of_exp, widen, weigh, lane_sum}};
+  return kTable;
+}
+
+}  // namespace octavo

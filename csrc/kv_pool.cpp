@@ -1,0 +1,44 @@
+#include "kv_pool.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <new>
+
+namespace octavo {
+namespace {
+
+// Kernels read rows of values in whole vectors, up to this many bytes past the last one.
+constexpr size_t kReadAheadBytes = 64;
+
+}  // namespace
+
+KvPool::KvPool(const KvLayout& layout, int64_t num_blocks) : layout_(layout), num_blocks_(num_blocks) {
+  mapped_bytes_ = size_t(num_blocks + 1) * layout.block_bytes() + kReadAheadBytes;
+  int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+#ifdef MAP_NORESERVE
+  flags |= MAP_NORESERVE;
+#endif
+  void* mapped = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, flags, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<std::byte*>(mapped);
+#ifdef MADV_HUGEPAGE
+  // A layer's part of a block is a few KiB and blocks lie anywhere: with small pages each visit would miss the TLB.
+  madvise(mapped, mapped_bytes_, MADV_HUGEPAGE);
+#endif
+}
+
+KvPool::~KvPool() { munmap(data_, mapped_bytes_); }
+
+void KvPool::prefault() {
+  constexpr size_t kPageBytes = 4096;
+  volatile std::byte* first = block(1);
+  const size_t num_bytes = size_t(num_blocks_) * layout_.block_bytes();
+  for (size_t at = 0; at < num_bytes; at += kPageBytes) first[at] = first[at];
+}
+
+void KvPool::poison(int64_t block_id) {
+  std::memset(block(block_id), 0xff, layout_.block_bytes());  // all bits set is a NaN in every float type
+}
+
+}  // namespace octavo

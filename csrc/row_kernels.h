@@ -1,0 +1,89 @@
+// Kernels on single rows, compiled once per instruction set (included by kernels_*.cpp only).
+//
+// Rounding of rotations and of stored keys and values is the same in every build and in the reference: products and
+// sums are separate operations here, whatever the hardware could fuse.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+
+#include "half.h"
+#include "kv_layout.h"
+#include "simd.h"
+
+namespace octavo::OCTAVO_SIMD {
+
+inline void rms_norm(const float* x, const float* weight, float* out, int width, float eps) {
+  F8 squares[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
+  int i = 0;
+  for (; i + 32 <= width; i += 32) {
+    for (int j = 0; j < 4; ++j) {
+      const F8 v = load(x + i + 8 * j);
+      squares[j] = mul_add(v, v, squares[j]);
+    }
+  }
+  for (; i + 8 <= width; i += 8) {
+    const F8 v = load(x + i);
+    squares[0] = mul_add(v, v, squares[0]);
+  }
+  float total = sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
+  for (; i < width; ++i) total += x[i] * x[i];
+  const float factor = 1.0f / std::sqrt(total / static_cast<float>(width) + eps);
+  const F8 factors = splat(factor);
+  for (i = 0; i + 8 <= width; i += 8) store(out + i, load(x + i) * factors * load(weight + i));
+  for (; i < width; ++i) out[i] = x[i] * factor * weight[i];
+}
+
+inline void add(float* x, const float* y, int width) {
+  int i = 0;
+  for (; i + 8 <= width; i += 8) store(x + i, load(x + i) + load(y + i));
+  for (; i < width; ++i) x[i] += y[i];
+}
+
+OCTAVO_INLINE F8 silu(F8 x) { return x / (splat(1.0f) + exp(-x)); }
+
+inline void silu_gated(const float* gate_up, float* out, int width) {
+  const float* up = gate_up + width;
+  int i = 0;
+  for (; i + 8 <= width; i += 8) store(out + i, silu(load(gate_up + i)) * load(up + i));
+  if (i < width) {
+    float gate[8] = {};
+    for (int j = i; j < width; ++j) gate[j - i] = gate_up[j];
+    const F8 activated = silu(load(gate));
+    for (int j = i; j < width; ++j) out[j] = activated[j - i] * up[j];
+  }
+}
+
+inline void rotate(float* head, const float* cosines, const float* sines, int half) {
+  for (int i = 0; i < half; ++i) {
+    const float a = head[i];
+    const float b = head[half + i];
+    head[i] = a * cosines[i] - b * sines[i];
+    head[half + i] = b * cosines[i] + a * sines[i];
+  }
+}
+
+#if OCTAVO_SIMD_AVX2
+OCTAVO_INLINE uint16_t round_to_f16(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
+#else
+OCTAVO_INLINE uint16_t round_to_f16(float x) { return f16_of(x); }
+#endif
+
+template <class Type, class Round>
+OCTAVO_INLINE void store_rounded(const KvLayout& layout, std::byte* tile, int place, const float* key,
+                                 const float* value, Round round) {
+  Type* keys = reinterpret_cast<Type*>(tile);
+  Type* values = reinterpret_cast<Type*>(tile + layout.values_after_keys()) + layout.value_element(place);
+  for (int d = 0; d < layout.head_dim; ++d) keys[KvLayout::key_element(d, place)] = round(key[d]);
+  for (int d = 0; d < layout.head_dim; ++d) values[d] = round(value[d]);
+}
+
+inline void store_kv(const KvLayout& layout, std::byte* tile, int place, const float* key, const float* value) {
+  switch (layout.type) {
+    case KvType::f32: return store_rounded<float>(layout, tile, place, key, value, [](float x) { return x; });
+    case KvType::f16: return store_rounded<uint16_t>(layout, tile, place, key, value, round_to_f16);
+    case KvType::bf16: return store_rounded<uint16_t>(layout, tile, place, key, value, bf16_of);
+  }
+}
+
+}  // namespace octavo::OCTAVO_SIMD
