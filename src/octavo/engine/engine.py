@@ -1,0 +1,280 @@
+"""Engine: the loop that drives scheduler and runner, and turns tokens into text.
+
+Knows only protocols: a runner executes plans, a clock tells the time, a text stream spells tokens. Real time with a
+real model and virtual time with a cost model are the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from octavo.core.block import BlockKey
+from octavo.core.block_hash import root_key
+from octavo.core.content import TokenContent
+from octavo.core.events import Event, EventLog, FinishReason
+from octavo.core.ports import Clock, Runner
+from octavo.core.request import Request
+from octavo.core.sampling import MAX_SEED
+from octavo.core.scheduler import RequestUpdate, Scheduler
+from octavo.core.snapshot import Snapshot
+from octavo.core.step import StepPlan
+from octavo.engine.detokenize import Detokenizer, TokenSpeller
+from octavo.engine.messages import EngineRequest, OutputDelta
+from octavo.engine.metrics import Metrics
+from octavo.errors import InvalidParameterError
+from octavo.units import RequestId
+
+EventListener = Callable[[Sequence[Event]], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Answer:
+    """Engine-side state of one answer; the scheduler knows it as the request `key`."""
+
+    key: RequestId
+    request_id: str
+    index: int
+    request: Request
+    detokenizer: Detokenizer | None
+
+
+class Engine:
+    """Runs requests step by step. Not thread-safe: one thread calls it.
+
+    Args:
+        scheduler, runner, events: The core and what executes its plans; `events` is the log the core writes to.
+        clock: Tells the time of arrivals and tokens.
+        vocab_size: Ids of prompts, biases and stop tokens are checked against it.
+        eos_token_ids: Ids that end a text.
+        fingerprint: Everything that decides the bits of K and V besides the tokens; the root of all block hashes.
+        tokenizer: Spells tokens; `None` leaves text out.
+        seed: Seeds the draw of seeds for unseeded requests; `None` draws from the system.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        events: EventLog,
+        clock: Clock,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...] = (),
+        fingerprint: bytes = b"",
+        tokenizer: TokenSpeller | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._events = events
+        self._clock = clock
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._fingerprint = fingerprint
+        self._tokenizer = tokenizer
+        self._random = Random(seed)
+        self._roots: dict[str | None, BlockKey] = {}
+        self._answers: dict[RequestId, _Answer] = {}
+        self._keys: dict[str, list[RequestId]] = {}
+        self._listeners: list[EventListener] = []
+        self._plan_listeners: list[Callable[[StepPlan], None]] = []
+        self.metrics = Metrics()
+        self.metrics.set_block_size(scheduler.kv_cache.block_size)
+
+    # ---- questions ----
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self._scheduler.has_unfinished
+
+    @property
+    def longest_request_tokens(self) -> int:
+        """Most prompt + output tokens one request can have."""
+        return self._scheduler.longest_request_tokens
+
+    def snapshot(self) -> Snapshot:
+        """Return who holds which block right now."""
+        return self._scheduler.snapshot()
+
+    # ---- commands ----
+
+    def subscribe(self, listener: EventListener) -> None:
+        """Call `listener` with the events of every step and arrival, in order."""
+        self._listeners.append(listener)
+
+    def subscribe_plans(self, listener: Callable[[StepPlan], None]) -> None:
+        """Call `listener` with every step plan before it is executed."""
+        self._plan_listeners.append(listener)
+
+    def add(self, message: EngineRequest) -> None:
+        """Accept a request, or say why not; a refused one leaves nothing behind.
+
+        Raises:
+            RequestTooLongError: it could never fit.
+            InvalidParameterError: a token id outside the vocabulary, an empty prompt, an id in use.
+        """
+        if message.request_id in self._keys:
+            raise InvalidParameterError(f"{message.request_id!r} is in use", param="request_id")
+        self._check_token_ids(message)
+        requests = self._make_requests(message)
+        try:
+            self._scheduler.add(requests[0], requests[1:])
+        finally:
+            self._publish()
+        for index, request in enumerate(requests):
+            self._answers[request.request_id] = _Answer(
+                key=request.request_id,
+                request_id=message.request_id,
+                index=index,
+                request=request,
+                detokenizer=self._make_detokenizer(message),
+            )
+        self._keys[message.request_id] = [request.request_id for request in requests]
+
+    def step(self) -> list[OutputDelta]:
+        """Do one step of all running requests; nothing happens when none is unfinished.
+
+        Raises:
+            Exception: whatever the runner raised. The requests of that step have then ended with the reason "error"
+                and given back their blocks; others go on with the next call.
+        """
+        if not self._scheduler.has_unfinished:
+            return []
+        plan = self._scheduler.schedule()
+        for listener in self._plan_listeners:
+            listener(plan)
+        try:
+            result = self._runner.execute(plan)
+        except BaseException:
+            for key in self._scheduler.fail_step(plan):
+                self._forget(key)
+            self._publish()
+            raise
+        updates = self._scheduler.commit(plan, result)
+        now_s = self._clock.now_s()
+        deltas = [self._take_update(update, now_s) for update in updates]
+        self._publish()
+        return deltas
+
+    def abort(self, request_id: str) -> bool:
+        """End all answers of a request now; `False` if it is unknown or done."""
+        keys = self._keys.get(request_id)
+        if keys is None:
+            return False
+        for key in list(keys):
+            self._scheduler.finish(key, "abort")
+            self._forget(key)
+        self._publish()
+        return True
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; `False`, and no change, while requests hold any."""
+        has_reset = self._scheduler.reset_prefix_cache()
+        self._publish()
+        return has_reset
+
+    # ---- arrivals ----
+
+    def _make_requests(self, message: EngineRequest) -> list[Request]:
+        params = message.params
+        seed = params.seed if params.seed is not None else self._random.randrange(MAX_SEED)
+        root = self._roots.get(message.cache_salt) or root_key(self._fingerprint, message.cache_salt)
+        if message.cache_salt is None:
+            self._roots[None] = root
+        return [
+            Request(
+                RequestId(message.request_id if params.n == 1 else f"{message.request_id}/{index}"),
+                TokenContent(message.prompt_token_ids),
+                params,
+                root=root,
+                seed=seed + index,
+                eos_token_ids=self._eos_token_ids,
+                priority=message.priority,
+            )
+            for index in range(params.n)
+        ]
+
+    def _check_token_ids(self, message: EngineRequest) -> None:
+        params = message.params
+        named = {
+            "prompt_token_ids": message.prompt_token_ids,
+            "logit_bias": tuple(params.logit_bias),
+            "stop_token_ids": tuple(params.stop_token_ids),
+        }
+        for param, token_ids in named.items():
+            for token_id in token_ids:
+                if not 0 <= token_id < self._vocab_size:
+                    raise InvalidParameterError(
+                        f"{token_id} is not a token id",
+                        param=param,
+                        because=f"the model's vocabulary has ids 0 to {self._vocab_size - 1:,}",
+                    )
+
+    # ---- outputs ----
+
+    def _make_detokenizer(self, message: EngineRequest) -> Detokenizer | None:
+        if self._tokenizer is None:
+            return None
+        params = message.params
+        return Detokenizer(
+            self._tokenizer,
+            stop=tuple(params.stop),
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            prompt_token_ids=message.prompt_token_ids,
+        )
+
+    def _take_update(self, update: RequestUpdate, now_s: float) -> OutputDelta:
+        answer = self._answers[update.request_id]
+        if update.token_id is not None:
+            self.metrics.take_token(update.request_id, now_s)
+        text, stop = self._spell(answer, update)
+        reason: FinishReason | None = update.finish_reason
+        stop_reason: str | int | None = stop
+        if stop is not None:
+            # The text has ended, whatever the token count says; the scheduler may have ended it in the same step.
+            self._scheduler.finish(update.request_id, "stop")
+            reason = "stop"
+        elif reason == "stop" and update.token_id in answer.request.params.stop_token_ids:
+            stop_reason = update.token_id
+        if reason is not None:
+            self._forget(update.request_id)
+        return OutputDelta(
+            request_id=answer.request_id,
+            index=answer.index,
+            text=text,
+            token_ids=() if update.token_id is None else (update.token_id,),
+            logprobs=() if update.logprobs is None else (update.logprobs,),
+            prompt_logprobs=update.prompt_logprobs,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            num_cached_tokens=answer.request.num_hit_tokens or 0,
+        )
+
+    @staticmethod
+    def _spell(answer: _Answer, update: RequestUpdate) -> tuple[str, str | None]:
+        """Return the text that an update makes certain, and the stop string that ended it."""
+        detokenizer, request = answer.detokenizer, answer.request
+        if detokenizer is None or update.token_id is None:
+            return "", None
+        may_stop = request.num_output_tokens >= request.params.min_tokens
+        delta = detokenizer.push(update.token_id, may_stop=may_stop)
+        if update.finish_reason is None or delta.stopped_by is not None:
+            return delta.text, delta.stopped_by
+        rest = detokenizer.finish()
+        return delta.text + rest.text, rest.stopped_by
+
+    def _forget(self, key: RequestId) -> None:
+        answer = self._answers.pop(key)
+        keys = self._keys[answer.request_id]
+        keys.remove(key)
+        if not keys:
+            del self._keys[answer.request_id]
+
+    def _publish(self) -> None:
+        events = self._events.drain()
+        self.metrics.take(events, self._clock.now_s())
+        for listener in self._listeners:
+            listener(events)

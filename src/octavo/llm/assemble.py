@@ -1,0 +1,205 @@
+"""Assembles an engine: config -> model -> plan -> runner -> scheduler -> engine.
+
+The one place that knows every part. Nothing is decided here: the planner resolves the numbers, each with its reason,
+and the parts are made from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.config.engine import EngineConfig
+from octavo.config.machine import Machine, read_machine
+from octavo.config.resolved import ResolvedConfig
+from octavo.core.events import EventLog
+from octavo.core.kv_cache import GroupSpec, KVCache
+from octavo.core.paged_kv_cache import PagedKVCache
+from octavo.core.policy import POLICIES
+from octavo.core.ports import Runner
+from octavo.core.reserved_kv_cache import ReservedKVCache
+from octavo.core.scheduler import Limits, Scheduler
+from octavo.engine.clock import MonotonicClock
+from octavo.engine.engine import Engine
+from octavo.models.download import Progress, ignore_progress
+from octavo.models.fetch import fetch
+from octavo.models.load import OpenedModel, open_model
+from octavo.models.tensor_entry import TensorEntry
+from octavo.models.tensor_kinds import TensorKind
+from octavo.models.weights import WeightSource
+from octavo.planner.card import Card, make_card
+from octavo.planner.memory import weight_bytes
+from octavo.planner.resolve import ModelFacts, Purpose, resolve
+from octavo.runtime.load_tokenizer import load_tokenizer
+from octavo.runtime.reference_runner import ReferenceRunner
+from octavo.runtime.reference_weights import read_reference_weights
+from octavo.runtime.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """An engine and what it was made from."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    model: OpenedModel
+    resolved: ResolvedConfig
+    card: Card
+
+
+def assemble(
+    config: EngineConfig,
+    *,
+    purpose: Purpose = "offline",
+    machine: Machine | None = None,
+    progress: Progress | None = None,
+    on_card: Callable[[Card], None] | None = None,
+) -> Assembled:
+    """Make an engine.
+
+    Args:
+        machine: Facts to plan with; read from this machine when not given.
+        on_card: Called with the plan before anything large is loaded.
+
+    Raises:
+        ModelError: the model cannot be found, fetched or read.
+        CapacityError: it does not fit.
+        InvalidParameterError: the config contradicts the model.
+    """
+    report = progress or ignore_progress
+    model = open_model(fetch(config.model, progress=report).path)
+    resolved = resolve(config, machine or read_machine(), model_facts(model, config), purpose=purpose)
+    card = make_card(resolved)
+    if on_card is not None:
+        on_card(card)
+    tokenizer = load_tokenizer(model)
+    runner = _make_runner(model, resolved, report)
+    events = EventLog()
+    scheduler = Scheduler(
+        _make_kv_cache(model, resolved, events),
+        Limits(
+            max_model_len=resolved.max_model_len,
+            max_num_seqs=resolved.max_num_seqs,
+            max_num_batched_tokens=resolved.max_num_batched_tokens,
+        ),
+        events=events,
+        policy=POLICIES[resolved.scheduling_policy](),
+    )
+    engine = Engine(
+        scheduler,
+        runner,
+        events=events,
+        clock=MonotonicClock(),
+        vocab_size=model.spec.vocab_size,
+        eos_token_ids=tuple(dict.fromkeys((*model.spec.eos_token_ids, *tokenizer.eos_token_ids))),
+        fingerprint=_fingerprint(model, resolved),
+        tokenizer=tokenizer,
+        seed=resolved.seed,
+    )
+    return Assembled(engine=engine, tokenizer=tokenizer, model=model, resolved=resolved, card=card)
+
+
+def model_facts(model: OpenedModel, config: EngineConfig) -> ModelFacts:
+    """Return what the planner needs to know of a model, read from its headers."""
+    refusal = _native_refusal()
+    if config.runner == "reference" or refusal:
+        return ModelFacts(
+            spec=model.spec,
+            program=model.program,
+            weight_bytes=4 * model.spec.num_parameters,
+            weights_as="f32, in which the reference computes",
+            native_refusal=refusal,
+        )
+    from octavo.runtime.native_weights import held_kind  # noqa: PLC0415 - needs the native module
+
+    weight_dtype = "stored" if config.weight_dtype == "auto" else config.weight_dtype
+
+    def kind_of(entry: TensorEntry) -> TensorKind:
+        return held_kind(entry.name, entry.shape, entry.kind, weight_dtype)
+
+    entries = model.tensors.values()
+    kinds = sorted({kind_of(entry) for entry in entries if len(entry.shape) > 1})
+    return ModelFacts(
+        spec=model.spec,
+        program=model.program,
+        weight_bytes=weight_bytes(entries, kind_of),
+        weights_as=" and ".join(kinds) + (", as the file stores them" if weight_dtype == "stored" else ""),
+    )
+
+
+def _native_refusal() -> str:
+    """Say why the native runner cannot be used here; empty if it can."""
+    try:
+        from octavo.runtime import _native  # noqa: F401, PLC0415 - the question is whether it can be imported
+    except ImportError as error:
+        return f"the native module is missing ({error})"
+    return ""
+
+
+def _make_runner(model: OpenedModel, resolved: ResolvedConfig, report: Progress) -> Runner:
+    def progress(done: int, total: int) -> None:
+        report("loading", done, total)
+
+    with WeightSource(model) as source:
+        if resolved.runner == "native":
+            from octavo.runtime.native_runner import NativeRunner  # noqa: PLC0415 - needs the native module
+            from octavo.runtime.native_weights import pack_weights  # noqa: PLC0415
+
+            return NativeRunner(
+                model.spec,
+                model.program,
+                pack_weights(source.read_all(progress), model.program, weight_dtype=resolved.weight_dtype),
+                num_blocks=resolved.num_blocks,
+                block_size=resolved.block_size,
+                kv_cache_dtype=resolved.kv_cache_dtype,
+                threads=resolved.threads,
+                max_num_batched_tokens=resolved.max_num_batched_tokens,
+                max_num_seqs=resolved.max_num_seqs,
+                prefault=resolved.kv_prefault,
+            )
+        return ReferenceRunner(
+            model.spec,
+            model.program,
+            read_reference_weights(source, weight_dtype=resolved.weight_dtype, progress=progress),
+            num_blocks=resolved.num_blocks,
+            block_size=resolved.block_size,
+            kv_cache_dtype=resolved.kv_cache_dtype,
+        )
+
+
+def _make_kv_cache(model: OpenedModel, resolved: ResolvedConfig, events: EventLog) -> KVCache:
+    groups = [GroupSpec(window=group.window) for group in model.spec.kv_groups]
+    if resolved.kv_allocator == "reserved":
+        return ReservedKVCache(
+            resolved.num_blocks,
+            resolved.block_size,
+            groups=groups,
+            max_model_len=resolved.max_model_len,
+            events=events,
+        )
+    return PagedKVCache(
+        resolved.num_blocks,
+        resolved.block_size,
+        groups=groups,
+        max_chunk_tokens=resolved.max_num_batched_tokens,
+        is_caching=resolved.enable_prefix_caching,
+        events=events,
+    )
+
+
+def _fingerprint(model: OpenedModel, resolved: ResolvedConfig) -> bytes:
+    """Name what decides the bits of K and V besides the tokens.
+
+    Enough for a cache that lives and dies with its process: one process has one set of weights. A cache that outlives
+    it will have to add a checksum of the weights themselves.
+    """
+    parts = (
+        model.spec,
+        sorted((name, entry.shape, entry.kind) for name, entry in model.tensors.items()),
+        resolved.runner,
+        resolved.weight_dtype,
+        resolved.kv_cache_dtype,
+        resolved.block_size,
+    )
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()

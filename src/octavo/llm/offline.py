@@ -1,0 +1,236 @@
+"""LLM: answers prompts from Python, in one process.
+
+llm = LLM("smollm2-135m", kv_cache_dtype="f16", max_model_len=4096)
+for output in llm.generate(["The capital of France is"], SamplingParams(max_tokens=64)):
+    print(output.outputs[0].text, output.num_cached_tokens)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from octavo.config.sources import ask, environment_source, keyword_source
+from octavo.core.sampling import SamplingParams
+from octavo.core.step import TokenLogprobs
+from octavo.engine.engine import Engine
+from octavo.engine.messages import EngineRequest, OutputDelta
+from octavo.errors import InvalidParameterError
+from octavo.llm.assemble import assemble
+from octavo.llm.outputs import CompletionOutput, Logprob, RequestOutput
+from octavo.llm.prompts import Prompt, TokenizedPrompt, as_list, tokenize
+from octavo.models.download import Progress
+from octavo.planner.card import Card
+from octavo.runtime.chat_template import ChatTemplate
+
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model, ready to answer.
+
+    Args:
+        model: An alias, a folder with safetensors, a .gguf file, or a hub id.
+        progress: Called with what is being done, units done and units in all, while fetching and loading.
+        on_card: Called with the memory plan before anything large is loaded.
+        options: Engine options, named as in `EngineConfig`; what is not given comes from `OCTAVO_*` variables, then
+            from defaults.
+
+    Raises:
+        OctavoError: see `octavo.errors`.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        progress: Progress | None = None,
+        on_card: Callable[[Card], None] | None = None,
+        **options: object,
+    ) -> None:
+        asked = ask(keyword_source({"model": model, **options}), environment_source(os.environ))
+        self._parts = assemble(asked.config, progress=progress, on_card=on_card)
+        self._num_requests = 0
+
+    @property
+    def engine(self) -> Engine:
+        """The engine underneath: its metrics, its snapshot, its events."""
+        return self._parts.engine
+
+    @property
+    def card(self) -> Card:
+        """Where the memory goes, and why each value is what it is."""
+        return self._parts.card
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._parts.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        """Answer prompts, as many at a time as fit, and return the outputs in the prompts' order.
+
+        Args:
+            prompts: Text, `{"prompt_token_ids": [...]}`, or a list of either.
+            sampling_params: For all prompts, or one per prompt.
+            priority: One value per prompt; lower runs first under `scheduling_policy="priority"`.
+            cache_salt: Requests with different salts share no blocks.
+
+        Raises:
+            RequestTooLongError: a prompt can never fit; nothing has been computed then.
+            InvalidParameterError: a bad prompt or parameter.
+        """
+        tokenized = [self._tokenize(prompt) for prompt in as_list(prompts)]
+        return self._run(tokenized, self._spread_params(sampling_params, len(tokenized)), priority, cache_salt)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one chat, or several, formatted by the model's own template.
+
+        Args:
+            messages: `[{"role": "user", "content": "..."}, ...]`, or a list of such lists.
+
+        Raises:
+            As `generate`; and where the model has no chat template, or it refuses the messages.
+        """
+        chats = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        tokenized = [self._render(chat) for chat in chats]  # type: ignore[arg-type]
+        return self._run(tokenized, self._spread_params(sampling_params, len(tokenized)), None, cache_salt)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[OutputDelta]:
+        """Answer prompts and yield each step's new text; `request_id` is the prompt's place in the list.
+
+        Closing the iterator early aborts what is unfinished.
+        """
+        tokenized = [self._tokenize(prompt) for prompt in as_list(prompts)]
+        yield from self._stream(tokenized, self._spread_params(sampling_params, len(tokenized)))
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Iterator[OutputDelta]:
+        """Answer one chat and yield each step's new text."""
+        yield from self._stream([self._render(messages)], self._spread_params(sampling_params, 1))
+
+    # ---- prompts and params ----
+
+    def _tokenize(self, prompt: Prompt) -> TokenizedPrompt:
+        return tokenize(prompt, self._parts.tokenizer, self._parts.model.spec.vocab_size)
+
+    def _render(self, messages: Sequence[Message]) -> TokenizedPrompt:
+        rendered = ChatTemplate(self._parts.tokenizer).render(messages, add_generation_prompt=True)
+        token_ids = self._parts.tokenizer.encode(rendered, add_special_tokens=False)
+        return TokenizedPrompt(text=rendered, token_ids=tuple(token_ids))
+
+    @staticmethod
+    def _spread_params(
+        params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+    ) -> Sequence[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or SamplingParams()] * num_prompts
+        if len(params) != num_prompts:
+            raise InvalidParameterError(
+                f"{len(params)} sampling params for {num_prompts} prompts",
+                param="sampling_params",
+                hints=("give one for all, or one per prompt",),
+            )
+        return params
+
+    # ---- running ----
+
+    def _run(
+        self,
+        prompts: Sequence[TokenizedPrompt],
+        params: Sequence[SamplingParams],
+        priority: Sequence[int] | None,
+        cache_salt: str | None,
+    ) -> list[RequestOutput]:
+        outputs = [
+            RequestOutput(
+                request_id=str(index),
+                prompt=prompt.text,
+                prompt_token_ids=list(prompt.token_ids),
+                outputs=[
+                    CompletionOutput(index=choice, logprobs=[] if one.logprobs is not None else None)
+                    for choice in range(one.n)
+                ],
+                prompt_logprobs=[None] if one.prompt_logprobs is not None else None,
+            )
+            for index, (prompt, one) in enumerate(zip(prompts, params, strict=True))
+        ]
+        for delta in self._stream(prompts, params, priority, cache_salt):
+            self._collect(outputs[int(delta.request_id)], delta)
+        return outputs
+
+    def _stream(
+        self,
+        prompts: Sequence[TokenizedPrompt],
+        params: Sequence[SamplingParams],
+        priority: Sequence[int] | None = None,
+        cache_salt: str | None = None,
+    ) -> Iterator[OutputDelta]:
+        """Queue all prompts, or none if one is refused; then step until they are done."""
+        engine = self._parts.engine
+        prefix = f"{self._num_requests}-"
+        self._num_requests += 1
+        request_ids = [f"{prefix}{index}" for index in range(len(prompts))]
+        try:
+            for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+                engine.add(
+                    EngineRequest(
+                        request_id=request_ids[index],
+                        prompt_token_ids=prompt.token_ids,
+                        params=one,
+                        priority=priority[index] if priority is not None else 0,
+                        cache_salt=cache_salt,
+                    )
+                )
+            while engine.has_unfinished:
+                for delta in engine.step():
+                    yield replace(delta, request_id=delta.request_id.removeprefix(prefix))
+        finally:
+            for request_id in request_ids:
+                engine.abort(request_id)
+
+    def _collect(self, output: RequestOutput, delta: OutputDelta) -> None:
+        answer = output.outputs[delta.index]
+        answer.text += delta.text
+        answer.token_ids.extend(delta.token_ids)
+        answer.finish_reason = delta.finish_reason or answer.finish_reason
+        answer.stop_reason = delta.stop_reason if delta.stop_reason is not None else answer.stop_reason
+        output.num_cached_tokens = delta.num_cached_tokens
+        if answer.logprobs is not None:
+            answer.logprobs.extend(self._candidates(entry) for entry in delta.logprobs)
+        if output.prompt_logprobs is not None:
+            output.prompt_logprobs.extend(self._candidates(entry) for entry in delta.prompt_logprobs)
+
+    def _candidates(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+        decode = self._parts.tokenizer.decode
+        candidates = {
+            int(entry.token_id): Logprob(
+                logprob=entry.logprob,
+                rank=entry.rank,
+                decoded_token=decode([entry.token_id], skip_special_tokens=False),
+            )
+        }
+        for rank, (token_id, logprob) in enumerate(entry.top, start=1):
+            if token_id not in candidates:
+                text = decode([token_id], skip_special_tokens=False)
+                candidates[int(token_id)] = Logprob(logprob=logprob, rank=rank, decoded_token=text)
+        return candidates
