@@ -143,9 +143,11 @@ void pack_row(WeightKind kind, const uint8_t* row, int64_t num_inputs, int lane,
 PackedPart pack_part(const LinearPart& part, int64_t num_inputs, int64_t first_output) {
   if (part.num_outputs < 1) throw std::invalid_argument("linear: a part needs at least one output");
   if (num_inputs % inputs_multiple(part.kind) != 0) {
-    throw std::invalid_argument("linear: " + std::to_string(num_inputs) + " inputs are no multiple of " +
-                                std::to_string(inputs_multiple(part.kind)) +
-                                ", the size of a block of this kind; hold the tensor as f16 or f32");
+    std::string message = std::to_string(num_inputs);
+    message += " inputs are no multiple of ";
+    message += std::to_string(inputs_multiple(part.kind));
+    message += ", the size of a block of this kind; hold the tensor as f16 or f32";
+    throw std::invalid_argument(message);
   }
   PackedPart packed;
   packed.kind = part.kind;
