@@ -1,0 +1,118 @@
+"""Runs the same requests under different pressure, so that their bits can be compared.
+
+A `Pressure` says how an engine is squeezed (chunk size, seats, blocks, block size, caching); `run` answers prompts
+under it and returns every token with its log-probabilities as floats, what the engine counted, and the plans, so that a
+test can assert that the pressure it relies on happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from octavo.core.events import EventLog
+from octavo.core.kv_cache import GroupSpec
+from octavo.core.paged_kv_cache import PagedKVCache
+from octavo.core.ports import Runner
+from octavo.core.sampling import SamplingParams
+from octavo.core.scheduler import Limits, Scheduler
+from octavo.core.step import StepPlan, TokenLogprobs
+from octavo.engine.clock import MonotonicClock
+from octavo.engine.engine import Engine
+from octavo.engine.messages import EngineRequest
+from octavo.engine.metrics import Metrics
+from octavo.models.spec import ModelSpec
+
+Token = tuple[int, float, tuple[tuple[int, float], ...]]
+"""Token id, its log-probability, and the likeliest tokens with theirs: compared with `==`, never with a tolerance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pressure:
+    """How an engine is squeezed. The default is none: one request at a time, whole prompts, nothing shared."""
+
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 1
+    num_blocks: int = 256
+    block_size: int = 16
+    is_caching: bool = False
+    threads: int = 1
+    max_model_len: int = 1024
+
+
+MakeRunner = Callable[[Pressure], Runner]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactRun:
+    """What came out. `answers[i][k]` is answer k to prompt i, `prompt_scores[i]` what `prompt_logprobs` brought."""
+
+    answers: tuple[tuple[tuple[Token, ...], ...], ...]
+    prompt_scores: tuple[tuple[TokenLogprobs, ...], ...]
+    metrics: Metrics
+    plans: tuple[StepPlan, ...]
+
+    @property
+    def max_requests_in_a_step(self) -> int:
+        return max(plan.num_requests for plan in self.plans)
+
+    @property
+    def num_copies(self) -> int:
+        return sum(len(plan.copies) for plan in self.plans)
+
+
+def run(
+    spec: ModelSpec,
+    make_runner: MakeRunner,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
+    pressure: Pressure,
+    *,
+    num_rounds: int = 1,
+) -> ExactRun:
+    """Answer prompts under pressure.
+
+    Args:
+        params: For all prompts or one per prompt; should ask for `logprobs`.
+        num_rounds: How often everything is sent, one round after the other; the last round's answers are returned.
+    """
+    events = EventLog()
+    kv_cache = PagedKVCache(
+        pressure.num_blocks,
+        pressure.block_size,
+        groups=[GroupSpec(window=group.window) for group in spec.kv_groups],
+        max_chunk_tokens=pressure.max_num_batched_tokens,
+        is_caching=pressure.is_caching,
+        events=events,
+    )
+    limits = Limits(
+        max_model_len=pressure.max_model_len,
+        max_num_seqs=pressure.max_num_seqs,
+        max_num_batched_tokens=pressure.max_num_batched_tokens,
+    )
+    scheduler = Scheduler(kv_cache, limits, events=events)
+    clock = MonotonicClock()
+    engine = Engine(scheduler, make_runner(pressure), events=events, clock=clock, vocab_size=spec.vocab_size)
+    plans: list[StepPlan] = []
+    engine.subscribe_plans(plans.append)
+    per_prompt = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    answers: dict[tuple[str, int], list[Token]] = {}
+    prompt_scores: dict[str, list[TokenLogprobs]] = {}
+    for _ in range(num_rounds):
+        answers = {(str(i), k): [] for i, one in enumerate(per_prompt) for k in range(one.n)}
+        prompt_scores = {str(index): [] for index in range(len(prompts))}
+        for index, (prompt, one) in enumerate(zip(prompts, per_prompt, strict=True)):
+            engine.add(EngineRequest(request_id=str(index), prompt_token_ids=tuple(prompt), params=one))
+        while engine.has_unfinished:
+            for delta in engine.step():
+                prompt_scores[delta.request_id].extend(delta.prompt_logprobs)
+                answers[delta.request_id, delta.index].extend(
+                    (token_id, entry.logprob, entry.top)
+                    for token_id, entry in zip(delta.token_ids, delta.logprobs, strict=True)
+                )
+    return ExactRun(
+        answers=tuple(tuple(tuple(answers[str(i), k]) for k in range(one.n)) for i, one in enumerate(per_prompt)),
+        prompt_scores=tuple(tuple(scores) for scores in prompt_scores.values()),
+        metrics=engine.metrics,
+        plans=tuple(plans),
+    )
