@@ -22,7 +22,7 @@ NATIVE_SOURCES := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt
 PACKAGE_SOURCES := $(shell find src -type f -name '*.py' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint format wheel check clean
+.PHONY: help install run test lint format docs wheel check clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -47,6 +47,9 @@ format: $(VENV)/stamp-install $(VENV)/stamp-lint ## Rewrite the sources in the h
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	@find csrc -name '*.cpp' -o -name '*.h' | xargs -r $(BIN)/clang-format -i
+
+docs: install ## Write docs/cli.md from the commands themselves
+	$(BIN)/python scripts/write_cli_docs.py
 
 wheel: $(VENV)/stamp-build-tools ## Build dist/octavo-*.whl, which installs without a compiler
 	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

@@ -81,6 +81,19 @@ def fetch(
     return FetchedModel(model=model, path=place, is_new=False)
 
 
+def local_path(model: str, environ: Mapping[str, str]) -> Path | None:
+    """Return where a model lies if it is on this disk already; `None` if it would have to be fetched.
+
+    Raises:
+        ModelNotFoundError: nothing by that name.
+    """
+    place = find_place(model)
+    if isinstance(place, PackagedModel):
+        path = cached_path(place, environ)
+        return path if _is_complete(path, place) else None
+    return place if isinstance(place, Path) else None
+
+
 def cached_path(model: PackagedModel, environ: Mapping[str, str]) -> Path:
     """Return where the file of a packaged model is kept, whether or not it is there."""
     return cache_folder(environ) / "models" / model.alias / model.file_name

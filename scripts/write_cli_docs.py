@@ -1,0 +1,91 @@
+"""Writes docs/cli.md from the commands themselves; a test fails when the file is behind. Run with `make docs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from octavo.cli.main import octavo
+from octavo.config.engine import OPTIONS
+from octavo.config.option import Option
+
+DOCS = Path(__file__).parent.parent / "docs" / "cli.md"
+WIDTH = 100
+
+HEAD = """\
+# Command line
+
+<!-- Made by `make docs` from the commands themselves; edit those, not this file. -->
+
+stdout is data, stderr is everything else. Every command takes `--json` and then writes one document to stdout, with a
+`schema` field; an error is one too (`octavo.error/1`: `error.code`, `error.message`, `error.hints`).
+
+| exit code | meaning |
+| ---: | --- |
+| 0 | done |
+| 1 | failed |
+| 2 | usage: an option or argument is wrong |
+| 3 | it does not fit into memory; the message names what would |
+| 130 | interrupted |
+
+MODEL is an alias (`smollm2-135m`), a folder with safetensors, a .gguf file, or a hub id (`org/name`, `org/name@revision`).
+"""
+
+TABLE_HEAD = """\
+## Engine options
+
+The same on every command that runs or plans an engine, in Python (`LLM(model, max_model_len=4096)`), and in the
+environment. A flag wins over the environment, the environment over the default; `octavo doctor --config` prints each
+value and where it came from. Sizes need a unit (`4GiB`, `500MB`); counts may use `k` (1024). An empty variable counts as
+unset, and so does `None` in Python.
+
+| option | environment | also understood | unit | default |
+| --- | --- | --- | --- | --- |
+"""
+
+ENVIRONMENT = """
+## Other variables
+
+| variable | meaning |
+| --- | --- |
+| `OCTAVO_CACHE` | folder of downloaded models; else `XDG_CACHE_HOME/octavo`, else `~/.cache/octavo` |
+| `PIP_INDEX_URL`, `PIP_EXTRA_INDEX_URL`, `PIP_FIND_LINKS`, `PIP_NO_INDEX`, `PIP_CERT`, `PIP_CLIENT_CERT`, `PIP_PROXY`, \
+`PIP_TRUSTED_HOST`, `PIP_TIMEOUT`, `PIP_CONFIG_FILE` | where aliases are fetched from; pip.conf files hold as well |
+| `http_proxy`, `https_proxy`, `no_proxy`, `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`, `NETRC` | as other tools read them |
+| `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_OFFLINE` | where hub ids are fetched from |
+| `NO_COLOR` | no colour |
+"""
+
+
+def cli_docs() -> str:
+    """Return the text of docs/cli.md."""
+    parts = [HEAD, _help_of(octavo, None)]
+    context = click.Context(octavo, info_name="octavo")
+    for name in octavo.list_commands(context):
+        command = octavo.get_command(context, name)
+        assert command is not None
+        parts.append(_help_of(command, context))
+    parts.append(TABLE_HEAD + "\n".join(_row(option) for option in OPTIONS) + "\n" + ENVIRONMENT)
+    return "\n".join(parts)
+
+
+def _help_of(command: click.Command, parent: click.Context | None) -> str:
+    context = click.Context(
+        command, info_name=command.name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH
+    )
+    title = "octavo" if parent is None else f"octavo {command.name}"
+    text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    return f"## {title}\n\n```text\n{text}\n```\n"
+
+
+def _row(option: Option) -> str:
+    spelling = option.name.upper() if option.is_positional else f"--{option.flag_name}"
+    names = {option.name, *option.aliases} - {option.flag_name.replace("-", "_")}
+    also = ", ".join(f"`--{name.replace('_', '-')}`" for name in sorted(names))
+    default = option.auto or f"`{option.show(option.default)}`"
+    return f"| `{spelling}` | `{option.env}` | {also} | {option.unit} | {default} |"
+
+
+if __name__ == "__main__":
+    DOCS.write_text(cli_docs(), encoding="utf-8")

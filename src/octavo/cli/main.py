@@ -1,0 +1,145 @@
+"""`octavo`: the top command, and the one place where errors become messages and exit codes.
+
+    0 ok    1 failed    2 usage    3 does not fit    130 interrupted
+
+stdout is data, stderr is everything else. With `--json`, an error is a document on stdout too (`octavo.error/1`), so
+that a program never has to read prose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from octavo.cli.command import CONTEXT, LazyCommand, NoSuchCommand, OctavoGroup
+from octavo.cli.options import REFUSED_FLAGS
+from octavo.errors import OctavoError
+from octavo.version import __version__
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+COMMANDS = {
+    "generate": LazyCommand("octavo.cli.generate", "Answer prompts, streaming to the terminal"),
+    "chat": LazyCommand("octavo.cli.chat", "Talk with a model, turn by turn"),
+    "serve": LazyCommand("octavo.cli.serve", "Serve a model over HTTP"),
+    "plan": LazyCommand("octavo.cli.plan", "Say what fits into memory, before anything is loaded"),
+    "simulate": LazyCommand("octavo.cli.simulate", "Run a request trace against a model of the machine"),
+    "bench": LazyCommand("octavo.cli.bench", "Measure speed on this machine"),
+    "eval": LazyCommand("octavo.cli.eval", "Measure quality on text"),
+    "pull": LazyCommand("octavo.cli.pull", "Fetch a model, so that it is there offline"),
+    "doctor": LazyCommand("octavo.cli.doctor", "Show the machine, its limits, and what would be chosen and why"),
+}
+
+
+def version_text() -> str:
+    """Return package version, native build and kernel backend, in one line each."""
+    try:
+        from octavo.runtime import _native
+
+        native, kernels = "built", _native.isa_name("auto")
+    except ImportError as error:
+        native, kernels = f"missing ({error})", "NumPy reference"
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    return f"octavo {__version__}\nnative module: {native}\nkernels: {kernels}\npython: {python}"
+
+
+def _show_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(version_text())
+        ctx.exit()
+
+
+@click.group(
+    "octavo",
+    cls=OctavoGroup,
+    lazy=COMMANDS,
+    context_settings=CONTEXT,
+    examples=("octavo generate -p 'The capital of France is'", "octavo pull smollm2-135m", "octavo doctor"),
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show version, native build and kernels",
+)
+def octavo() -> None:
+    """Serve language models from a paged KV cache, on the machine you own."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command line and exit with its code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    sys.exit(run(args))
+
+
+def run(args: list[str]) -> int:
+    """Run a command line and return its exit code; never raises, never shows a traceback for a user's mistake."""
+    is_json = "--json" in args
+    try:
+        octavo.main(args, prog_name="octavo", standalone_mode=False)
+    except OctavoError as error:
+        _report(error.render(), code=error.code, message=error.message, hints=error.hints, is_json=is_json)
+        return error.exit_code
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        message, hints = _usage_words(error)
+        text = "\n".join([f"error[usage]: {message}", *(f"hint: {hint}" for hint in hints)])
+        _report(text, code="usage", message=message, hints=hints, is_json=is_json)
+        return EXIT_USAGE
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("\ninterrupted", err=True)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # noqa: BLE001 - the last line of defence names the bug instead of dumping it
+        message = f"{type(error).__name__}: {error}"
+        text = f"error[internal]: {message}\n  because of a bug in Octavo, not of your input\n{_frames(error)}"
+        _report(text, code="internal", message=message, is_json=is_json)
+        return 1
+    return 0
+
+
+def _report(text: str, *, code: str, message: str, hints: Sequence[str] = (), is_json: bool) -> None:
+    if is_json:
+        error = {"code": code, "message": message, "hints": list(hints)}
+        click.echo(json.dumps({"schema": "octavo.error/1", "error": error}))
+    if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
+        head, colon, rest = text.partition(":")
+        text = click.style(head + colon, fg="red", bold=True) + rest
+    click.echo(text, err=True)
+
+
+def _usage_words(error: click.ClickException) -> tuple[str, list[str]]:
+    message, hints = error.format_message().rstrip("."), []
+    if isinstance(error, click.NoSuchOption):
+        message = f"there is no option {error.option_name}"
+        if error.option_name in REFUSED_FLAGS:
+            message = f"{error.option_name} is not supported"
+            hints.append(REFUSED_FLAGS[error.option_name])
+        elif error.possibilities:
+            hints.append(f"did you mean {' or '.join(sorted(error.possibilities))}?")
+    elif isinstance(error, NoSuchCommand):
+        hints.append(error.hint)
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        hints.append(f"`{context.command_path} -h` lists what there is")
+    return message, hints
+
+
+def _frames(error: Exception) -> str:
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+if __name__ == "__main__":
+    main()
