@@ -29,7 +29,8 @@ stdout is data, stderr is everything else. Every command takes `--json` and then
 | 3 | it does not fit into memory; the message names what would |
 | 130 | interrupted |
 
-MODEL is an alias (`smollm2-135m`), a folder with safetensors, a .gguf file, or a hub id (`org/name`, `org/name@revision`).
+MODEL is an alias (`smollm2-135m`), a folder with safetensors, a .gguf file, or a hub id (`org/name`,
+`org/name@revision`).
 """
 
 TABLE_HEAD = """\
@@ -37,8 +38,8 @@ TABLE_HEAD = """\
 
 The same on every command that runs or plans an engine, in Python (`LLM(model, max_model_len=4096)`), and in the
 environment. A flag wins over the environment, the environment over the default; `octavo doctor --config` prints each
-value and where it came from. Sizes need a unit (`4GiB`, `500MB`); counts may use `k` (1024). An empty variable counts as
-unset, and so does `None` in Python.
+value and where it came from. Sizes need a unit (`4GiB`, `500MB`); counts may use `k` (1024). An empty variable counts
+as unset, and so does `None` in Python.
 
 | option | environment | also understood | unit | default |
 | --- | --- | --- | --- | --- |
@@ -50,8 +51,8 @@ ENVIRONMENT = """
 | variable | meaning |
 | --- | --- |
 | `OCTAVO_CACHE` | folder of downloaded models; else `XDG_CACHE_HOME/octavo`, else `~/.cache/octavo` |
-| `PIP_INDEX_URL`, `PIP_EXTRA_INDEX_URL`, `PIP_FIND_LINKS`, `PIP_NO_INDEX`, `PIP_CERT`, `PIP_CLIENT_CERT`, `PIP_PROXY`, \
-`PIP_TRUSTED_HOST`, `PIP_TIMEOUT`, `PIP_CONFIG_FILE` | where aliases are fetched from; pip.conf files hold as well |
+| `PIP_INDEX_URL`, `PIP_EXTRA_INDEX_URL`, `PIP_FIND_LINKS`, `PIP_NO_INDEX`, `PIP_CERT`, `PIP_CLIENT_CERT`, \
+`PIP_PROXY`, `PIP_TRUSTED_HOST`, `PIP_TIMEOUT`, `PIP_CONFIG_FILE` | where aliases are fetched from, as pip.conf says |
 | `http_proxy`, `https_proxy`, `no_proxy`, `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`, `NETRC` | as other tools read them |
 | `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_OFFLINE` | where hub ids are fetched from |
 | `NO_COLOR` | no colour |
@@ -61,7 +62,7 @@ ENVIRONMENT = """
 def cli_docs() -> str:
     """Return the text of docs/cli.md."""
     parts = [HEAD, _help_of(octavo, None)]
-    context = click.Context(octavo, info_name="octavo")
+    context = click.Context(octavo, info_name="octavo", **octavo.context_settings)
     for name in octavo.list_commands(context):
         command = octavo.get_command(context, name)
         assert command is not None
@@ -71,9 +72,8 @@ def cli_docs() -> str:
 
 
 def _help_of(command: click.Command, parent: click.Context | None) -> str:
-    context = click.Context(
-        command, info_name=command.name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH
-    )
+    settings = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    context = click.Context(command, info_name=command.name, parent=parent, **settings)
     title = "octavo" if parent is None else f"octavo {command.name}"
     text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     return f"## {title}\n\n```text\n{text}\n```\n"

@@ -14,7 +14,7 @@ from octavo.cli.options import GroupedOption, Output, engine_options, output_opt
 from octavo.config.engine import OPTIONS
 from octavo.config.machine import Machine, read_machine
 from octavo.config.sources import AskedConfig, foreign_variables
-from octavo.errors import CapacityError, OctavoError
+from octavo.errors import CapacityError, MachineError, OctavoError
 from octavo.units import format_bytes
 from octavo.version import __version__
 
@@ -71,7 +71,10 @@ def _plan(asked: AskedConfig, machine: Machine) -> tuple[Card | None, CapacityEr
     from octavo.planner.card import make_card
     from octavo.planner.resolve import resolve
 
-    path = local_path(asked.config.model, os.environ)
+    try:
+        path = local_path(asked.config.model, os.environ)
+    except MachineError:
+        path = None  # there is no cache folder; the report says why
     if path is None:
         return None, None
     model = open_model(path)
@@ -154,14 +157,8 @@ def _print_report(asked: AskedConfig, machine: Machine, card: Card | None) -> No
     physical, logical = machine.num_physical_cores, machine.num_logical_cpus
     lines = [
         ("octavo", f"{__version__}, Python {sys.version.split()[0]}, kernels: {kernels}"),
-        (
-            "processor",
-            f"{machine.cpu_model or machine.architecture} ({', '.join(machine.isa_flags) or 'no flags known'})",
-        ),
-        (
-            "cores",
-            f"{machine.num_physical_cores} physical, {machine.num_logical_cpus} logical that this process may use",
-        ),
+        ("processor", f"{machine.cpu_model or machine.architecture} ({flags})"),
+        ("cores", f"{physical} physical, {logical} logical that this process may use"),
         ("CPU quota", f"{quota.cpus:g} CPUs ({quota.path})" if quota else "none"),
         ("memory", f"{format_bytes(machine.total_bytes)}, {format_bytes(machine.available_bytes)} available"),
         ("", machine.available_because),

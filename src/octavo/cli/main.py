@@ -84,11 +84,9 @@ def run(args: list[str]) -> int:
     """Run a command line and return its exit code; never raises, never shows a traceback for a user's mistake."""
     is_json = "--json" in args
     try:
-        octavo.main(args, prog_name="octavo", standalone_mode=False)
+        code = octavo.main(args, prog_name="octavo", standalone_mode=False)
     except OctavoError as error:
         _report(error.render(), code=error.code, message=error.message, hints=error.hints, is_json=is_json)
-        return error.exit_code
-    except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
         message, hints = _usage_words(error)
@@ -107,7 +105,7 @@ def run(args: list[str]) -> int:
         text = f"error[internal]: {message}\n  because of a bug in Octavo, not of your input\n{_frames(error)}"
         _report(text, code="internal", message=message, is_json=is_json)
         return 1
-    return 0
+    return code if isinstance(code, int) else 0  # `ctx.exit(3)` comes back as a value
 
 
 def _report(text: str, *, code: str, message: str, hints: Sequence[str] = (), is_json: bool) -> None:
