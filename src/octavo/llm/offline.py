@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from octavo.config.engine import EngineConfig
 from octavo.config.sources import ask, environment_source, keyword_source
 from octavo.core.sampling import SamplingParams
 from octavo.core.step import TokenLogprobs
@@ -28,11 +29,27 @@ from octavo.runtime.chat_template import ChatTemplate
 Message = Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Answers as they come: iterate over it for the deltas.
+
+    Args:
+        prompts: The prompts as the engine got them, in the order of `request_id`.
+    """
+
+    prompts: tuple[TokenizedPrompt, ...]
+    deltas: Iterator[OutputDelta]
+
+    def __iter__(self) -> Iterator[OutputDelta]:
+        return self.deltas
+
+
 class LLM:
     """A model, ready to answer.
 
     Args:
-        model: An alias, a folder with safetensors, a .gguf file, or a hub id.
+        model: An alias, a folder with safetensors, a .gguf file, or a hub id; or a complete config, and then nothing
+            else is asked.
         progress: Called with what is being done, units done and units in all, while fetching and loading.
         on_card: Called with the memory plan before anything large is loaded.
         options: Engine options, named as in `EngineConfig`; what is not given comes from `OCTAVO_*` variables, then
@@ -44,15 +61,19 @@ class LLM:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | EngineConfig | None = None,
         *,
         progress: Progress | None = None,
         on_card: Callable[[Card], None] | None = None,
         **options: object,
     ) -> None:
-        asked = ask(keyword_source({"model": model, **options}), environment_source(os.environ))
-        self._parts = assemble(asked.config, progress=progress, on_card=on_card)
-        self._num_requests = 0
+        if isinstance(model, EngineConfig):
+            assert not options, "a complete config leaves nothing open"
+            config = model
+        else:
+            config = ask(keyword_source({"model": model, **options}), environment_source(os.environ)).config
+        self._parts = assemble(config, progress=progress, on_card=on_card)
+        self._num_calls = 0
 
     @property
     def engine(self) -> Engine:
@@ -106,27 +127,31 @@ class LLM:
         Raises:
             As `generate`; and where the model has no chat template, or it refuses the messages.
         """
-        chats = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        tokenized = [self._render(chat) for chat in chats]  # type: ignore[arg-type]
+        tokenized = [self._render(chat) for chat in _as_chats(messages)]
         return self._run(tokenized, self._spread_params(sampling_params, len(tokenized)), None, cache_salt)
 
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[OutputDelta]:
+    ) -> Stream:
         """Answer prompts and yield each step's new text; `request_id` is the prompt's place in the list.
 
         Closing the iterator early aborts what is unfinished.
         """
         tokenized = [self._tokenize(prompt) for prompt in as_list(prompts)]
-        yield from self._stream(tokenized, self._spread_params(sampling_params, len(tokenized)))
+        params = self._spread_params(sampling_params, len(tokenized))
+        return Stream(prompts=tuple(tokenized), deltas=self._stream(tokenized, params))
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
-    ) -> Iterator[OutputDelta]:
-        """Answer one chat and yield each step's new text."""
-        yield from self._stream([self._render(messages)], self._spread_params(sampling_params, 1))
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Stream:
+        """Answer one chat, or several, and yield each step's new text."""
+        tokenized = [self._render(chat) for chat in _as_chats(messages)]
+        params = self._spread_params(sampling_params, len(tokenized))
+        return Stream(prompts=tuple(tokenized), deltas=self._stream(tokenized, params))
 
     # ---- prompts and params ----
 
@@ -187,8 +212,8 @@ class LLM:
     ) -> Iterator[OutputDelta]:
         """Queue all prompts, or none if one is refused; then step until they are done."""
         engine = self._parts.engine
-        prefix = f"{self._num_requests}-"
-        self._num_requests += 1
+        prefix = f"{self._num_calls}-"
+        self._num_calls += 1
         request_ids = [f"{prefix}{index}" for index in range(len(prompts))]
         try:
             for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
@@ -216,11 +241,12 @@ class LLM:
         answer.stop_reason = delta.stop_reason if delta.stop_reason is not None else answer.stop_reason
         output.num_cached_tokens = delta.num_cached_tokens
         if answer.logprobs is not None:
-            answer.logprobs.extend(self._candidates(entry) for entry in delta.logprobs)
+            answer.logprobs.extend(self.candidates(entry) for entry in delta.logprobs)
         if output.prompt_logprobs is not None:
-            output.prompt_logprobs.extend(self._candidates(entry) for entry in delta.prompt_logprobs)
+            output.prompt_logprobs.extend(self.candidates(entry) for entry in delta.prompt_logprobs)
 
-    def _candidates(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+    def candidates(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+        """Return what could have stood at one place, by token id, the chosen token first."""
         decode = self._parts.tokenizer.decode
         candidates = {
             int(entry.token_id): Logprob(
@@ -234,3 +260,9 @@ class LLM:
                 text = decode([token_id], skip_special_tokens=False)
                 candidates[int(token_id)] = Logprob(logprob=logprob, rank=rank, decoded_token=text)
         return candidates
+
+
+def _as_chats(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    if messages and isinstance(messages[0], Mapping):
+        return [messages]  # type: ignore[list-item]
+    return list(messages)  # type: ignore[arg-type]
