@@ -24,8 +24,8 @@ from octavo.units import cdiv
 Float32 = NDArray[np.float32]
 
 TILE_TOKENS = 64
-# Scores held at a time; more query tiles are done in turns.
-_MAX_SCORES = 2**21
+# Scores held at a time (1 MiB, to stay in the cache); more query tiles are done in turns.
+_MAX_SCORES = 2**18
 
 
 def attention_shapes(head_dim: int) -> list[Shape]:

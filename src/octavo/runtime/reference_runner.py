@@ -100,7 +100,6 @@ class ReferenceRunner:
 
     def submit(self, plan: StepPlan) -> None:
         """Do a step; NumPy has no second thread to leave it to."""
-        assert self._result is None, "one step is in flight at most"
         self._result = self.execute(plan)
 
     def collect(self) -> StepResult:
@@ -111,20 +110,14 @@ class ReferenceRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Do one step and return what it chose."""
+        assert self._result is None, "one step is in flight at most"
         inputs = read_step_inputs(plan, block_size=self._kv.block_size, num_blocks=self._kv.num_blocks)
         if self._poison:
             self._kv.poison(plan.new_blocks)
         self._kv.copy(plan.copies)
-        buffers = self._new_buffers("token", len(inputs.token_ids))
-        for op in self._program.ops[: self._first_selected_op]:
-            self._run(op, buffers, inputs, inputs.selected_rows)
         answers = _Answers(plan)
-        for first in range(0, len(inputs.selected_rows), MAX_LOGITS_ROWS):
-            rows = inputs.selected_rows[first : first + MAX_LOGITS_ROWS]
-            selected = buffers | self._new_buffers("selected", len(rows))
-            for op in self._program.ops[self._first_selected_op :]:
-                self._run(op, selected, inputs, rows)
-            answers.add(first, selected[self._program.logits])
+        if plan.num_tokens:  # else a step of copies alone
+            self._run_program(inputs, answers)
         return answers.result()
 
     def read_kv(self, layer: int, block_ids: Sequence[int], num_tokens: int) -> tuple[Stored, Stored]:
@@ -133,6 +126,18 @@ class ReferenceRunner:
         Two arrays `[num_tokens, num_kv_heads, head_dim]`.
         """
         return self._kv.read_kv(layer, block_ids, num_tokens)
+
+    def _run_program(self, inputs: StepInputs, answers: _Answers) -> None:
+        """Run the ops up to `SelectRows` over all rows, then the rest over tiles of the selected rows."""
+        buffers = self._new_buffers("token", len(inputs.token_ids))
+        for op in self._program.ops[: self._first_selected_op]:
+            self._run(op, buffers, inputs, inputs.selected_rows)
+        for first in range(0, len(inputs.selected_rows), MAX_LOGITS_ROWS):
+            rows = inputs.selected_rows[first : first + MAX_LOGITS_ROWS]
+            selected = buffers | self._new_buffers("selected", len(rows))
+            for op in self._program.ops[self._first_selected_op :]:
+                self._run(op, selected, inputs, rows)
+            answers.add(first, selected[self._program.logits])
 
     def _new_buffers(self, rows: str, num_rows: int) -> dict[BufferName, Float32]:
         buffers = {

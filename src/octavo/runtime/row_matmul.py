@@ -120,6 +120,7 @@ class RowMatmul:
     """
 
     def __init__(self, weight: Float32, arithmetic: RowArithmetic) -> None:
+        assert weight.dtype == np.float32 and weight.flags.c_contiguous, "a weight is held as it is used"
         num_outputs, width = weight.shape
         panel = panel_rows(width)
         num_whole = num_outputs // panel
@@ -137,7 +138,11 @@ class RowMatmul:
         tiles = self._arithmetic.tiles(x)
         # Panels outside, tiles inside: a panel is read from memory once and meets all tiles in the cache.
         products = [self._arithmetic.multiply(panels[:, None], tiles[None]) for panels in self._panels]
-        columns = [product.transpose(1, 3, 0, 2).reshape(tiles.shape[0] * tiles.shape[1], -1) for product in products]
+        # [panel, tile, output, row] to [tile x row, panel x output]
+        columns = [
+            product.transpose(1, 3, 0, 2).reshape(tiles.shape[0] * tiles.shape[1], product.shape[0] * product.shape[2])
+            for product in products
+        ]
         joined = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
         return joined[:num_rows, : self._num_outputs]
 
