@@ -204,6 +204,7 @@ def test_what_is_not_implemented_is_refused_by_field_and_value(architecture, cha
         ("llama", {"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
         ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ("llama", {"rope_scaling": {**LLAMA3_ROPE, "low_freq_factor": 4.0}}, "not below high_freq_factor"),
+        ("llama", {"rope_scaling": {**YARN_ROPE, "beta_fast": 0.5}}, "beta_fast is 0.5, below beta_slow, 1"),
         ("llama", {"rope_scaling": LINEAR_ROPE, "rope_parameters": YARN_ROPE}, "say different things"),
         ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
         ("llama", {"eos_token_id": 512}, "eos_token_id names token 512"),

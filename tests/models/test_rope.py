@@ -29,7 +29,7 @@ CASES = {
     "yarn with attention factor": (TinyModel(max_position=256), {**YARN_ROPE, "attention_factor": 0.9}),
     "yarn with mscale": (TinyModel(max_position=256), {**YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 1.3}),
     "yarn with half of mscale": (TinyModel(max_position=256), {**YARN_ROPE, "mscale": 0.7}),
-    "yarn with equal bounds": (TinyModel(head_dim=4, max_position=256), {**YARN_ROPE, "beta_fast": 1.0}),
+    "yarn with equal bounds": (TinyModel(max_position=256), {**YARN_ROPE, "beta_fast": 1.0, "truncate": False}),
 }
 
 

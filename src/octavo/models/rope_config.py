@@ -97,14 +97,17 @@ def _yarn(inner: Fields, theta: float, head_dim: int, original: int, max_positio
         if denominator <= 0:
             raise inner.error("mscale_all_dim", f"is {mscale_all_dim:g}, which scales attention by nothing")
         usual = yarn_attention_factor(factor, mscale=mscale) / denominator
+    beta_fast, beta_slow = inner.positive("beta_fast", 32.0), inner.positive("beta_slow", 1.0)
+    if beta_fast < beta_slow:
+        raise inner.error("beta_fast", f"is {beta_fast:g}, below beta_slow, {beta_slow:g}")
     return Rope(
         theta=theta,
         rotary_dim=head_dim,
         kind="yarn",
         factor=factor,
         original_max_position=original,
-        beta_fast=inner.positive("beta_fast", 32.0),
-        beta_slow=inner.positive("beta_slow", 1.0),
+        beta_fast=beta_fast,
+        beta_slow=beta_slow,
         truncate=inner.flag("truncate", default=True),
         attention_factor=inner.positive("attention_factor", usual),
     )
