@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,7 @@ class _Answer:
     examples=(
         "octavo generate -p 'The capital of France is'",
         "octavo generate --chat -p 'What is a KV cache?' --max-tokens 100",
-        "octavo generate -p 'Once' -p 'Twice' -n 2 --temperature 0.8 --show-kv",
+        "octavo generate -p 'Once' -p 'Twice' -n 2 --temperature 0.8 --seed 1 --show-kv",
         "octavo generate ./model.gguf --prompt-file prompt.txt --json",
         "echo 'Once upon a time' | octavo generate --prompt-file -",
     ),
@@ -82,6 +82,7 @@ def command(
         raise InvalidParameterError(
             "there is nothing to answer", param="--prompt", hints=("octavo generate -p 'The capital of France is'",)
         )
+    params = replace(params, seed=asked.config.seed)
     llm = _load(asked, output)
     with ExitStack() as stack:
         if events_path is not None:

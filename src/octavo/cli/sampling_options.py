@@ -1,4 +1,6 @@
-"""Sampling options on the command line, one for each field of `SamplingParams`.
+"""Sampling options on the command line, one for each field of `SamplingParams` but the seed.
+
+`--seed` is an engine option already; a command that samples lets every prompt draw with it.
 
 @sampling_options(max_tokens=256)
 def command(params: SamplingParams, ...) -> None: ...
@@ -52,7 +54,6 @@ def _options(max_tokens: int) -> list[Command]:
         add("--top-p", type=float, default=1.0, metavar="P", help="Keep the likeliest tokens up to this sum  [1]"),
         add("--top-k", type=int, default=0, metavar="K", help="Keep this many likeliest tokens; 0 keeps all  [0]"),
         add("--min-p", type=float, default=0.0, metavar="P", help="Drop tokens below P x the likeliest  [0]"),
-        add("--sampling-seed", "seed", type=int, metavar="N", help="Repeats the draws exactly  [drawn from --seed]"),
         add("--repetition-penalty", type=float, default=1.0, metavar="X", help="Above 1 discourages repeating  [1]"),
         add("--presence-penalty", type=float, default=0.0, metavar="X", help="Per token already in the output  [0]"),
         add("--frequency-penalty", type=float, default=0.0, metavar="X", help="Per occurrence in the output  [0]"),
@@ -74,7 +75,6 @@ _NAMES = (
     "top_p",
     "top_k",
     "min_p",
-    "seed",
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
