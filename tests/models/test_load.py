@@ -223,6 +223,11 @@ def test_what_is_not_there_or_not_readable_is_said(tmp_path):
         open_model(folder)
 
 
+def test_path_that_the_system_refuses_is_the_machines_fault(tmp_path):
+    with pytest.raises(MachineError, match="cannot be opened: File name too long"):
+        open_model(tmp_path / ("long" * 1000))
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_file_without_permission_is_the_machines_fault(tmp_path):
     path = write_gguf_model(MODEL, tmp_path / "tiny.gguf")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from octavo.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
+from octavo.errors import MachineError, ModelFileError, ModelNotFoundError, UnsupportedModelError
 from octavo.models.config import spec_from_hf, with_eos
 from octavo.models.decoder import emit_decoder
 from octavo.models.fields import Fields
@@ -69,6 +69,26 @@ def open_model(path: Path) -> OpenedModel:
         ModelFileError: a file is truncated, contradicts itself, or lacks a field or tensor.
         MachineError: a file may not be read.
     """
+    try:
+        return _open(path)
+    except OSError as error:  # the system's word on the path itself; reading has its own errors
+        raise MachineError(f"{path}: cannot be opened: {error.strerror}") from error
+
+
+def read_spec(path: Path) -> ModelSpec:
+    """Read the sizes only: of a model, or of a lone `config.json` whose weights are elsewhere.
+
+    Raises:
+        As `open_model`.
+    """
+    if path.name.endswith(".json"):
+        return spec_from_hf(read_json(path), where=str(path), name=path.parent.name or path.stem)
+    if path.is_dir() and (path / "config.json").exists():
+        return _folder_spec(path)
+    return open_model(path).spec
+
+
+def _open(path: Path) -> OpenedModel:
     if path.is_file():
         return _open_gguf(path)
     if not path.is_dir():
@@ -83,19 +103,6 @@ def open_model(path: Path) -> OpenedModel:
             f"{path}: holds {len(files)} GGUF files", hints=(f"name one of them, for example `{files[0]}`",)
         )
     raise ModelFileError(f"{path}: holds neither config.json nor a .gguf file")
-
-
-def read_spec(path: Path) -> ModelSpec:
-    """Read the sizes only: of a model, or of a lone `config.json` whose weights are elsewhere.
-
-    Raises:
-        As `open_model`.
-    """
-    if path.name.endswith(".json"):
-        return spec_from_hf(read_json(path), where=str(path), name=path.parent.name or path.stem)
-    if path.is_dir() and (path / "config.json").exists():
-        return _folder_spec(path)
-    return open_model(path).spec
 
 
 def _open_gguf(path: Path) -> OpenedModel:
