@@ -17,6 +17,8 @@ from octavo.models.cache_folder import unwritable
 from octavo.models.download import Progress
 from octavo.models.web import shown
 
+# Whose errors mean that the hub, the network or the name is to blame; older clients speak through requests.
+_CLIENT_MODULES = frozenset({"huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3"})
 ALLOWED_FILES = ("*.safetensors", "*.json", "tokenizer.model", "*.jinja")
 
 
@@ -39,12 +41,13 @@ def fetch_from_hub(hub_id: HubId, environ: Mapping[str, str], progress: Progress
             allow_patterns=list(ALLOWED_FILES),
             tqdm_class=_reporting_bar(progress),
         )
-    except OSError as error:
-        if type(error).__module__.startswith("huggingface_hub"):
-            raise _explained(error, hub_id, environ) from error
-        raise unwritable(Path(environ.get("HF_HOME") or "~/.cache/huggingface"), error) from error
     except Exception as error:
-        raise _explained(error, hub_id, environ) from error
+        origin = type(error).__module__.partition(".")[0]
+        if origin in _CLIENT_MODULES or isinstance(error, RuntimeError):
+            raise _explained(error, hub_id, environ) from error
+        if isinstance(error, OSError):
+            raise unwritable(Path(environ.get("HF_HOME") or "~/.cache/huggingface"), error) from error
+        raise  # a bug, ours or the client's
     path = Path(folder)
     if not any(path.glob("*.safetensors")):
         raise ModelNotFoundError(
@@ -91,15 +94,21 @@ def _reporting_bar(progress: Progress) -> Any:
     """Return a bar class for the client that draws nothing and passes the bytes on."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]  # noqa: PLC0415 - public, but unmarked
 
+    done_bytes: dict[int, int] = {}
+
     class Bar(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
+            self._counts_bytes = options.get("unit") == "B"
             self._sink = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - closed with the bar
             super().__init__(*args, **{**options, "file": self._sink})  # type: ignore[no-untyped-call]
 
         def update(self, n: float | None = 1) -> bool | None:
+            if self._counts_bytes and n:
+                # The client may run one bar for the network and one for the disk; the further one is told. A bar that
+                # is switched off does not count for itself.
+                done_bytes[id(self)] = done_bytes.get(id(self), 0) + int(n)
+                progress("downloading", max(done_bytes.values()), int(getattr(self, "total", None) or 0) or None)
             updated: bool | None = super().update(n)
-            if self.unit == "B":
-                progress("downloading", int(self.n), int(self.total) if self.total else None)
             return updated
 
         def close(self) -> None:

@@ -1,0 +1,6 @@
+"""Types of the native module, for checkers; its words are in csrc/bindings.cpp."""
+
+from typing import Any
+
+def isa_name(name: str) -> str: ...
+def __getattr__(name: str) -> Any: ...

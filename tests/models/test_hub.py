@@ -1,0 +1,146 @@
+"""Models from a hub on this machine, through the hub's own client and its environment variables.
+
+The client reads its variables when it is imported, so each case is a process of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REVISION = "a" * 40
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "model.safetensors": b"\x08\0\0\0\0\0\0\0{}      weights",
+    "tokenizer.json": b"{}",
+    "pytorch_model.bin": b"a pickle",
+    "modeling_custom.py": b"print('code')",
+}
+
+
+@pytest.fixture
+def hub(server, answer):
+    """A hub with one repository of five files, two of which must not be taken."""
+
+    def add(repository: str, files: dict[str, bytes]) -> None:
+        info = {"id": repository, "sha": REVISION, "siblings": [{"rfilename": name} for name in files]}
+        entries = [
+            {"type": "file", "path": name, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
+            for name, body in files.items()
+        ]
+        for revision in ("main", "v1.0", REVISION):
+            server.answers[f"/api/models/{repository}/revision/{revision}"] = answer(json.dumps(info).encode())
+            server.answers[f"/api/models/{repository}/tree/{revision}"] = answer(json.dumps(entries).encode())
+            for name, body in files.items():
+                server.answers[f"/{repository}/resolve/{revision}/{name}"] = answer(
+                    body, headers={"ETag": f'"{hashlib.sha1(body).hexdigest()}"', "X-Repo-Commit": REVISION}
+                )
+
+    add("org/tiny", FILES)
+    add("org/pickled", {"config.json": b"{}", "pytorch_model.bin": b"a pickle"})
+    return server
+
+
+@pytest.fixture
+def pull(hub, tmp_path):
+    """Run `octavo pull` as a process that knows only this hub."""
+
+    def run(model: str, **environ: str):
+        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+        home = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url}
+        quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "octavo", "pull", model, "--json"],
+            env={**kept, **home, **quiet, **environ},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return done.returncode, json.loads(done.stdout), done.stderr
+
+    return run
+
+
+def names_in(folder: str) -> list[str]:
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def test_weights_and_tokenizer_come_and_pickles_and_code_stay(pull, hub, tmp_path):
+    code, document, err = pull("org/tiny", HF_TOKEN="hf_sesame")
+
+    assert code == 0, err
+    folder = document["path"]
+    assert folder.startswith(str(tmp_path / "hf"))
+    assert names_in(folder) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert all(asked.headers.get("authorization") == "Bearer hf_sesame" for asked in hub.asked if "org/" in asked.path)
+    assert "hf_sesame" not in err
+    assert "downloading" in err
+
+
+def test_cached_repository_works_offline(pull, hub):
+    assert pull("org/tiny")[0] == 0
+    hub.asked.clear()
+
+    code, document, _ = pull("org/tiny", HF_HUB_OFFLINE="1")
+
+    assert code == 0
+    assert "model.safetensors" in names_in(document["path"])
+    assert not hub.asked
+
+
+def test_revision_is_asked_for(pull, hub):
+    assert pull("org/tiny@v1.0")[0] == 0
+
+    assert any("/revision/v1.0" in asked.path for asked in hub.asked)
+
+
+def test_unknown_repository_names_the_hub_and_the_token(pull, hub, answer):
+    missing = answer(status=404, headers={"X-Error-Code": "RepoNotFound"})
+    hub.answers["/api/models/org/none/revision/main"] = missing
+
+    code, document, _ = pull("org/none")
+
+    assert code == 1
+    assert document["error"]["code"] == "model-not-found"
+    assert hub.url in document["error"]["message"]
+    assert "HF_TOKEN" in document["error"]["hints"][0]
+
+
+def test_gated_repository_says_how_to_get_in(pull, hub, answer):
+    hub.answers["/api/models/org/gated/revision/main"] = answer(status=403, headers={"X-Error-Code": "GatedRepo"})
+
+    code, document, _ = pull("org/gated")
+
+    assert code == 1
+    assert "accepted its licence" in document["error"]["message"]
+    assert "HF_TOKEN" in document["error"]["hints"][0]
+
+
+def test_offline_without_the_model_names_the_variable(pull):
+    code, document, _ = pull("org/tiny", HF_HUB_OFFLINE="1")
+
+    assert code == 1
+    assert document["error"]["code"] == "download-failed"
+    assert "HF_HUB_OFFLINE is set" in document["error"]["message"]
+
+
+def test_unreachable_hub_is_named(pull):
+    code, document, _ = pull("org/tiny", HF_ENDPOINT="http://127.0.0.1:1")
+
+    assert code == 1
+    assert "http://127.0.0.1:1 cannot be reached" in document["error"]["message"]
+    assert "HF_ENDPOINT" in document["error"]["hints"][0]
+
+
+def test_repository_without_safetensors_is_refused(pull):
+    code, document, _ = pull("org/pickled")
+
+    assert code == 1
+    assert "holds no safetensors" in document["error"]["message"]
