@@ -49,7 +49,7 @@ def test_layer_works_without_any_third_party_package(layer):
     root = next(path for path in octavo.__path__ if os.path.isdir(os.path.join(path, layer)))  # noqa: PTH112, PTH118
     names = [name for _, name, _ in pkgutil.walk_packages([os.path.join(root, layer)], f"{package}.")]  # noqa: PTH118
     assert names
-    code = "import importlib, sys\nsys.path.insert(0, sys.argv[1])\nfor name in sys.argv[2:]: importlib.import_module(name)"
+    code = "import importlib, sys\nsys.path.insert(0, sys.argv[1])\nlist(map(importlib.import_module, sys.argv[2:]))"
 
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, os.path.dirname(root), *names],  # noqa: PTH120

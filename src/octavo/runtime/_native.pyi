@@ -1,5 +1,4 @@
-"""Types of the native module, for checkers; its words are in csrc/bindings.cpp."""
-
+# Types of the native module, for checkers; its words are in csrc/bindings.cpp.
 from typing import Any
 
 def isa_name(name: str) -> str: ...
