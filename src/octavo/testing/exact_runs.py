@@ -7,8 +7,10 @@ test can assert that the pressure it relies on happened.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from octavo.core.events import EventLog
 from octavo.core.kv_cache import GroupSpec
@@ -40,15 +42,29 @@ class Pressure:
     max_model_len: int = 1024
 
 
-MakeRunner = Callable[[Pressure], Runner]
+class KVReadingRunner(Runner, Protocol):
+    """A runner whose stored keys and values can be looked at."""
+
+    def read_kv(self, layer: int, block_ids: Sequence[int], num_tokens: int) -> tuple[Any, ...]:
+        """Return arrays of keys and values of the first `num_tokens` positions of a block table."""
+
+
+MakeRunner = Callable[[Pressure], KVReadingRunner]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactRun:
-    """What came out. `answers[i][k]` is answer k to prompt i, `prompt_scores[i]` what `prompt_logprobs` brought."""
+    """What came out.
+
+    Args:
+        answers: `answers[i][k]` is answer k to prompt i.
+        prompt_scores: `prompt_scores[i]` is what `prompt_logprobs` brought.
+        kv_digests: `kv_digests[i][k]` is a digest of the keys and values stored for answer k when it ended.
+    """
 
     answers: tuple[tuple[tuple[Token, ...], ...], ...]
     prompt_scores: tuple[tuple[TokenLogprobs, ...], ...]
+    kv_digests: tuple[tuple[str, ...], ...]
     metrics: Metrics
     plans: tuple[StepPlan, ...]
 
@@ -59,6 +75,30 @@ class ExactRun:
     @property
     def num_copies(self) -> int:
         return sum(len(plan.copies) for plan in self.plans)
+
+
+class _StoredKV:
+    """Digests what the cache holds of each answer when it ends: its last plan says where."""
+
+    def __init__(self, spec: ModelSpec, runner: KVReadingRunner) -> None:
+        self._layers = [(layer, index) for index, group in enumerate(spec.kv_groups) for layer in group.layers]
+        self._runner = runner
+        self._places: dict[str, tuple[int, list[list[int]]]] = {}
+
+    def take(self, plan: StepPlan) -> None:
+        for index, request_id in enumerate(plan.request_ids):
+            num_rows = plan.query_offsets[index + 1] - plan.query_offsets[index]
+            tables = [list(group.block_ids[group.offsets[index] : group.offsets[index + 1]]) for group in plan.tables]
+            self._places[request_id] = plan.start_positions[index] + num_rows, tables
+
+    def digest(self, request_id: str) -> str:
+        """Read before the next step: the blocks are free already, but nobody has written to them yet."""
+        num_tokens, tables = self._places[request_id]
+        digest = hashlib.blake2b(digest_size=16)
+        for layer, group in self._layers:
+            for stored in self._runner.read_kv(layer, tables[group], num_tokens):
+                digest.update(stored.tobytes())
+        return digest.hexdigest()
 
 
 def run(
@@ -92,9 +132,13 @@ def run(
     )
     scheduler = Scheduler(kv_cache, limits, events=events)
     clock = MonotonicClock()
-    engine = Engine(scheduler, make_runner(pressure), events=events, clock=clock, vocab_size=spec.vocab_size)
+    runner = make_runner(pressure)
+    engine = Engine(scheduler, runner, events=events, clock=clock, vocab_size=spec.vocab_size)
     plans: list[StepPlan] = []
     engine.subscribe_plans(plans.append)
+    stored = _StoredKV(spec, runner)
+    engine.subscribe_plans(stored.take)
+    digests: dict[tuple[str, int], str] = {}
     per_prompt = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     answers: dict[tuple[str, int], list[Token]] = {}
     prompt_scores: dict[str, list[TokenLogprobs]] = {}
@@ -106,12 +150,20 @@ def run(
         while engine.has_unfinished:
             for delta in engine.step():
                 prompt_scores[delta.request_id].extend(delta.prompt_logprobs)
+                if delta.finish_reason is not None:
+                    name = (
+                        delta.request_id
+                        if per_prompt[int(delta.request_id)].n == 1
+                        else f"{delta.request_id}/{delta.index}"
+                    )
+                    digests[delta.request_id, delta.index] = stored.digest(name)
                 answers[delta.request_id, delta.index].extend(
                     (token_id, entry.logprob, entry.top)
                     for token_id, entry in zip(delta.token_ids, delta.logprobs, strict=True)
                 )
     return ExactRun(
         answers=tuple(tuple(tuple(answers[str(i), k]) for k in range(one.n)) for i, one in enumerate(per_prompt)),
+        kv_digests=tuple(tuple(digests[str(i), k] for k in range(one.n)) for i, one in enumerate(per_prompt)),
         prompt_scores=tuple(tuple(scores) for scores in prompt_scores.values()),
         metrics=engine.metrics,
         plans=tuple(plans),
