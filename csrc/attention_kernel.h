@@ -37,17 +37,17 @@ struct ElementBf16 {
 
 // Running sums of the rows of a row block over one split: p = 2^(score - maximum).
 struct RowSums {
-  float* sums;      // [rows][padded_head_dim] of p * value
-  float* weights;   // [rows][8]: p summed per lane
-  float* maxima;    // [rows]: reference of the exponents, not always the true maximum
+  float* sums;     // [rows][padded_head_dim] of p * value
+  float* weights;  // [rows][8]: p summed per lane
+  float* maxima;   // [rows]: reference of the exponents, not always the true maximum
 };
 
 struct Scratch {
-  float* q;        // register tiles of [head_dim][rows of the tile], scaled
-  float* keys;     // one converted tile
+  float* q;     // register tiles of [head_dim][rows of the tile], scaled
+  float* keys;  // one converted tile
   float* values;
-  RowSums split;   // the split being folded
-  RowSums total;   // the merge of the splits before it; weights[r][0] is the whole weight
+  RowSums split;  // the split being folded
+  RowSums total;  // the merge of the splits before it; weights[r][0] is the whole weight
 };
 
 inline Scratch carve_scratch(float* at, int head_dim) {
@@ -69,13 +69,30 @@ inline Scratch carve_scratch(float* at, int head_dim) {
   return s;
 }
 
+// What to fetch into the cache while a tile is computed: the next tile lies somewhere else in the pool, where no
+// hardware prefetcher looks. One tile is as many steps of `step_bytes` as there are dimensions.
+struct Ahead {
+  const std::byte* tile = nullptr;
+  size_t step_bytes = 0;
+
+  bool is_wanted() const { return tile != nullptr; }
+};
+
+OCTAVO_INLINE void prefetch(const Ahead& ahead, int step) {
+  for (size_t line = 0; line < ahead.step_bytes; line += 64) {
+    __builtin_prefetch(ahead.tile + size_t(step) * ahead.step_bytes + line);
+  }
+}
+
 // Scores of `Rows` rows against a tile of keys.
 template <class Element, int Rows>
-OCTAVO_INLINE void score_tile(const float* q, const typename Element::Type* keys, int head_dim, F8 scores[][2]) {
+OCTAVO_INLINE void score_tile(const float* q, const typename Element::Type* keys, int head_dim, Ahead ahead,
+                              F8 scores[][2]) {
   F8 acc[Rows][2];
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = splat(0.0f);
   for (int d = 0; d < head_dim; ++d) {
+    if (ahead.is_wanted()) prefetch(ahead, d);
     const F8 k0 = Element::load8(keys + d * kTileTokens);
     const F8 k1 = Element::load8(keys + d * kTileTokens + 8);
 #pragma GCC unroll 6
@@ -163,11 +180,12 @@ struct Visible {
 // Folds one tile, all of whose tokens all rows see.
 template <class Element, int Rows>
 OCTAVO_INLINE void fold_full_tile(const float* q, const typename Element::Type* keys,
-                                  const typename Element::Type* values, int head_dim, const RowSums& rows, int row) {
+                                  const typename Element::Type* values, int head_dim, Ahead ahead, const RowSums& rows,
+                                  int row) {
   const int dims = padded_head_dim(head_dim);
   F8 scores[Rows][2];
   alignas(32) float p[Rows * kTileTokens];
-  score_tile<Element, Rows>(q, keys, head_dim, scores);
+  score_tile<Element, Rows>(q, keys, head_dim, ahead, scores);
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) fold_scores(scores[r][0], scores[r][1], rows, row + r, dims, p + r * kTileTokens);
   add_values<Element, Rows>(p, values, head_dim, rows.sums + int64_t(row) * dims, dims, 0, kTileTokens);
@@ -177,14 +195,14 @@ OCTAVO_INLINE void fold_full_tile(const float* q, const typename Element::Type* 
 // never read: they may be NaN.
 template <class Element, int Rows>
 OCTAVO_INLINE void fold_edge_tile(const float* q, const typename Element::Type* keys,
-                                  const typename Element::Type* values, int head_dim, const RowSums& rows, int row,
-                                  int first_position, const Visible* visible) {
+                                  const typename Element::Type* values, int head_dim, Ahead ahead, const RowSums& rows,
+                                  int row, int first_position, const Visible* visible) {
   const int dims = padded_head_dim(head_dim);
   const F8 hidden = splat(-std::numeric_limits<float>::infinity());
   const I8 places = {0, 1, 2, 3, 4, 5, 6, 7};
   F8 scores[Rows][2];
   alignas(32) float p[kTileTokens];
-  score_tile<Element, Rows>(q, keys, head_dim, scores);
+  score_tile<Element, Rows>(q, keys, head_dim, ahead, scores);
   for (int r = 0; r < Rows; ++r) {
     const int begin = std::max(visible[r].begin - first_position, 0);
     const int end = std::min(visible[r].end - first_position, kTileTokens);
@@ -205,7 +223,7 @@ inline int register_rows(int num_rows) {
 // Folds one tile into register tile after register tile of a row block.
 template <class Element>
 void fold_tile(const float* q, const typename Element::Type* keys, const typename Element::Type* values, int head_dim,
-               const RowSums& rows, int num_rows, int first_position, const Visible* visible) {
+               Ahead ahead, const RowSums& rows, int num_rows, int first_position, const Visible* visible) {
   const int last_position = first_position + kTileTokens;
   const int width = register_rows(num_rows);
   for (int row = 0; row < num_rows; row += width, q += width * head_dim) {
@@ -215,13 +233,13 @@ void fold_tile(const float* q, const typename Element::Type* keys, const typenam
     const Visible& last = visible[row + count - 1];
     if (last.end <= first_position || first.begin >= last_position) continue;
     const bool is_full = first.end >= last_position && last.begin <= first_position;
-#define OCTAVO_FOLD(ROWS)                                                                              \
-  case ROWS:                                                                                           \
-    if (is_full) {                                                                                     \
-      fold_full_tile<Element, ROWS>(q, keys, values, head_dim, rows, row);                             \
-    } else {                                                                                           \
-      fold_edge_tile<Element, ROWS>(q, keys, values, head_dim, rows, row, first_position, visible + row); \
-    }                                                                                                  \
+#define OCTAVO_FOLD(ROWS)                                                                                        \
+  case ROWS:                                                                                                     \
+    if (is_full) {                                                                                               \
+      fold_full_tile<Element, ROWS>(q, keys, values, head_dim, ahead, rows, row);                                \
+    } else {                                                                                                     \
+      fold_edge_tile<Element, ROWS>(q, keys, values, head_dim, ahead, rows, row, first_position, visible + row); \
+    }                                                                                                            \
     break;
     switch (count) {
       OCTAVO_FOLD(1)
@@ -231,6 +249,7 @@ void fold_tile(const float* q, const typename Element::Type* keys, const typenam
       OCTAVO_FOLD(5)
       OCTAVO_FOLD(6)
     }
+    ahead = {};  // fetched once
 #undef OCTAVO_FOLD
   }
 }
@@ -301,19 +320,25 @@ void fold_split(const AttentionCall& call, const AttentionItem& item, int split,
   const int begin = std::max(split * kSplitTokens, visible[0].begin / kTileTokens * kTileTokens);
   const int end = std::min((split + 1) * kSplitTokens, visible[num_rows - 1].end);
   clear_sums(scratch.split, num_rows, padded_head_dim(head_dim));
+  const auto tile_at = [&](int position) {
+    return call.pool + call.layout.keys_offset(table[position / block_size], call.layer, item.kv_head,
+                                               position % block_size / kTileTokens);
+  };
   for (int position = begin; position < end; position += kTileTokens) {
-    const int block = position / block_size;
-    const int tile = position % block_size / kTileTokens;
-    const std::byte* at = call.pool + call.layout.keys_offset(table[block], call.layer, item.kv_head, tile);
+    const std::byte* at = tile_at(position);
     const Type* keys = reinterpret_cast<const Type*>(at);
     const Type* values = reinterpret_cast<const Type*>(at + call.layout.values_after_keys());
     if (sizeof(Type) != sizeof(float) && num_rows >= kConvertFromRows) {
       convert_tile<Element>(keys, kTileTokens * head_dim, scratch.keys);
       convert_tile<Element>(values, kTileTokens * head_dim, scratch.values);
-      fold_tile<ElementF32>(scratch.q, scratch.keys, scratch.values, head_dim, scratch.split, num_rows, position,
+      fold_tile<ElementF32>(scratch.q, scratch.keys, scratch.values, head_dim, {}, scratch.split, num_rows, position,
                             visible);
     } else {
-      fold_tile<Element>(scratch.q, keys, values, head_dim, scratch.split, num_rows, position, visible);
+      Ahead ahead;
+      if (position + kTileTokens < visible[num_rows - 1].end) {
+        ahead = {tile_at(position + kTileTokens), call.layout.tile_bytes() / size_t(head_dim)};
+      }
+      fold_tile<Element>(scratch.q, keys, values, head_dim, ahead, scratch.split, num_rows, position, visible);
     }
   }
 }
@@ -414,9 +439,12 @@ void attend_all(const AttentionCall& call, AttentionSchedule& schedule, float* s
 
 inline void attend(const AttentionCall& call, AttentionSchedule& schedule, float* scratch) {
   switch (call.layout.type) {
-    case KvType::f32: return attend_all<ElementF32>(call, schedule, scratch);
-    case KvType::f16: return attend_all<ElementF16>(call, schedule, scratch);
-    case KvType::bf16: return attend_all<ElementBf16>(call, schedule, scratch);
+    case KvType::f32:
+      return attend_all<ElementF32>(call, schedule, scratch);
+    case KvType::f16:
+      return attend_all<ElementF16>(call, schedule, scratch);
+    case KvType::bf16:
+      return attend_all<ElementBf16>(call, schedule, scratch);
   }
 }
 

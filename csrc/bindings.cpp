@@ -33,16 +33,15 @@ Ints view(const IntArray& array) { return {array.data(), array.size()}; }
 
 OpKind op_kind(const std::string& name) {
   static const std::map<std::string, OpKind> kKinds{
-      {"embed", OpKind::embed},           {"rms_norm", OpKind::rms_norm}, {"head_rms_norm", OpKind::head_rms_norm},
-      {"linear", OpKind::linear},         {"rope_store", OpKind::rope_store}, {"attend", OpKind::attend},
-      {"add", OpKind::add},               {"silu_gated", OpKind::silu_gated}, {"select_rows", OpKind::select_rows},
+      {"embed", OpKind::embed},   {"rms_norm", OpKind::rms_norm},     {"head_rms_norm", OpKind::head_rms_norm},
+      {"linear", OpKind::linear}, {"rope_store", OpKind::rope_store}, {"attend", OpKind::attend},
+      {"add", OpKind::add},       {"silu_gated", OpKind::silu_gated}, {"select_rows", OpKind::select_rows},
   };
   return kKinds.at(name);
 }
 
 KvType kv_type(const std::string& name) {
-  static const std::map<std::string, KvType> kTypes{
-      {"f32", KvType::f32}, {"f16", KvType::f16}, {"bf16", KvType::bf16}};
+  static const std::map<std::string, KvType> kTypes{{"f32", KvType::f32}, {"f16", KvType::f16}, {"bf16", KvType::bf16}};
   return kTypes.at(name);
 }
 
@@ -223,8 +222,7 @@ nb::tuple read_kv(Executor& executor, int64_t block_id, int layer) {
   const auto array = [&](std::unique_ptr<uint8_t[]> bytes) {
     uint8_t* data = bytes.release();
     nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<uint8_t*>(p); });
-    return nb::ndarray<nb::numpy, uint8_t>(
-        data, {size_t(layout.num_kv_heads), size_t(layout.block_size), row}, owner);
+    return nb::ndarray<nb::numpy, uint8_t>(data, {size_t(layout.num_kv_heads), size_t(layout.block_size), row}, owner);
   };
   return nb::make_tuple(array(std::move(keys)), array(std::move(values)));
 }
@@ -246,15 +244,17 @@ nb::ndarray<nb::numpy, float> read_buffer(Executor& executor, int index, int num
 NB_MODULE(_native, module) {
   using namespace octavo;
   module.doc() = "Octavo's kernels for the CPU";
-  module.def("isa_name", [](const std::string& name) { return std::string(isa_name(choose_isa(name))); }, "name"_a,
-             "The instruction set that `auto`, `portable` or `avx2` stands for on this machine.");
+  module.def(
+      "isa_name", [](const std::string& name) { return std::string(isa_name(choose_isa(name))); }, "name"_a,
+      "The instruction set that `auto`, `portable` or `avx2` stands for on this machine.");
   bind_linear(module);
   nb::class_<Executor>(module, "Executor", "Executes the steps of one model; see native_runner.py.")
-      .def("__init__",
-           [](Executor* self, const nb::dict& program, const nb::dict& sizes, const nb::dict& config) {
-             new (self) Executor(program_of(program), sizes_of(sizes), config_of(config));
-           },
-           "program"_a, "sizes"_a, "config"_a)
+      .def(
+          "__init__",
+          [](Executor* self, const nb::dict& program, const nb::dict& sizes, const nb::dict& config) {
+            new (self) Executor(program_of(program), sizes_of(sizes), config_of(config));
+          },
+          "program"_a, "sizes"_a, "config"_a)
       .def("step", &run_step, "query_offsets"_a, "start_positions"_a, "token_ids"_a, "tables"_a, "copies"_a,
            "new_blocks"_a, "selected_rows"_a, "samples"_a, "scores"_a)
       .def("read_kv", &read_kv, "block_id"_a, "layer"_a)

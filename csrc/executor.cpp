@@ -28,8 +28,8 @@ void check_selected_sources_last(const Program& program, size_t first_selected_o
     const Buffer& source = program.buffers[size_t(program.ops[i].x)];
     for (const Buffer& other : program.buffers) {
       if (!other.is_selected) continue;
-      const bool is_apart = end_of(other, max_selected) <= source.offset_bytes ||
-                            end_of(source, 1) <= other.offset_bytes;
+      const bool is_apart =
+          end_of(other, max_selected) <= source.offset_bytes || end_of(source, 1) <= other.offset_bytes;
       if (!is_apart) throw std::invalid_argument("arena: a buffer of selected rows lies over what they come from");
     }
   }
@@ -68,8 +68,16 @@ Executor::Executor(Program program, ModelSizes sizes, ExecutorConfig config)
       pool_(layout_of(sizes_, config), config.num_blocks) {
   check_selected_sources_last(program_, first_selected_op_, config_.max_num_selected);
   const int max_tokens = config_.max_num_tokens;
-  limits_ = {max_tokens,         config_.max_num_requests, sizes_.vocab_size,
-             config_.block_size, config_.num_blocks,       std::vector<int>(size_t(sizes_.num_groups), 0)};
+  const int num_logits = program_.buffers[size_t(program_.logits)].width;
+  limits_ = {
+      .max_num_tokens = max_tokens,
+      .max_num_requests = config_.max_num_requests,
+      .vocab_size = sizes_.vocab_size,
+      .num_logits = num_logits,
+      .block_size = config_.block_size,
+      .num_blocks = config_.num_blocks,
+      .windows = std::vector<int>(size_t(sizes_.num_groups), 0),
+  };
   arena_ = aligned_bytes(size_t(program_.arena_bytes));
   thread_scratch_bytes_ = attention_scratch_floats(sizes_.head_dim) * sizeof(float);
   for (size_t i = 0; i < program_.ops.size(); ++i) {
@@ -92,7 +100,7 @@ Executor::Executor(Program program, ModelSizes sizes, ExecutorConfig config)
   shared_scratch_ = aligned_bytes(shared_scratch_bytes_);
   for (int thread = 0; thread < config_.num_threads; ++thread) {
     thread_scratch_.push_back(aligned_bytes(thread_scratch_bytes_));
-    samplers_.emplace_back(kernels_.sample, sizes_.vocab_size);
+    samplers_.emplace_back(kernels_.sample, num_logits);
   }
   row_places_.resize(size_t(max_tokens));
   row_blocks_.assign(size_t(sizes_.num_groups), std::vector<int32_t>(size_t(max_tokens)));
@@ -228,8 +236,8 @@ void Executor::run_op(const StepInput& step, const Op& op, Rows rows, int thread
         kernels_.silu_gated(x_row, out_row, program_.buffers[size_t(op.out)].width);
         break;
       case OpKind::select_rows:
-        std::copy_n(x + step.selected_rows[size_t(rows.first + row)] * x_stride,
-                    program_.buffers[size_t(op.out)].width, out_row);
+        std::copy_n(x + step.selected_rows[size_t(rows.first + row)] * x_stride, program_.buffers[size_t(op.out)].width,
+                    out_row);
         break;
       default:
         break;
@@ -253,9 +261,9 @@ void Executor::rope_store(const Op& op, int row) {
   const float* keys = qkv + sizes_.num_heads * head_dim;
   const float* values = keys + sizes_.num_kv_heads * head_dim;
   for (int head = 0; head < sizes_.num_kv_heads; ++head) {
-    std::byte* tile = pool_.data() + layout.keys_offset(row_blocks_[group][size_t(row)],
-                                                        sizes_.layer_indices[size_t(op.layer)], head,
-                                                        place / kTileTokens);
+    std::byte* tile =
+        pool_.data() + layout.keys_offset(row_blocks_[group][size_t(row)], sizes_.layer_indices[size_t(op.layer)], head,
+                                          place / kTileTokens);
     kernels_.store_kv(layout, tile, place % kTileTokens, keys + head * head_dim, values + head * head_dim);
   }
 }

@@ -10,9 +10,13 @@ namespace octavo {
 
 const Kernels& kernels_avx2() {
   using namespace OCTAVO_SIMD;
-  static const Kernels kTable{
-      rms_norm, add, silu_gated, rotate, store_kv, attend,
-      {highest_logit, first_index, sum_of_exp, widen, weigh, lane_sum}};
+  static const Kernels kTable{rms_norm,
+                              add,
+                              silu_gated,
+                              rotate,
+                              store_kv,
+                              attend,
+                              {highest_logit, first_index, sum_of_exp, widen, weigh, lane_sum}};
   return kTable;
 }
 

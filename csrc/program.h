@@ -12,7 +12,17 @@
 
 namespace octavo {
 
-enum class OpKind : uint8_t { embed, rms_norm, head_rms_norm, linear, rope_store, attend, add, silu_gated, select_rows };
+enum class OpKind : uint8_t {
+  embed,
+  rms_norm,
+  head_rms_norm,
+  linear,
+  rope_store,
+  attend,
+  add,
+  silu_gated,
+  select_rows
+};
 
 struct Op {
   OpKind kind;

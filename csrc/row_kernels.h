@@ -80,9 +80,12 @@ OCTAVO_INLINE void store_rounded(const KvLayout& layout, std::byte* tile, int pl
 
 inline void store_kv(const KvLayout& layout, std::byte* tile, int place, const float* key, const float* value) {
   switch (layout.type) {
-    case KvType::f32: return store_rounded<float>(layout, tile, place, key, value, [](float x) { return x; });
-    case KvType::f16: return store_rounded<uint16_t>(layout, tile, place, key, value, round_to_f16);
-    case KvType::bf16: return store_rounded<uint16_t>(layout, tile, place, key, value, bf16_of);
+    case KvType::f32:
+      return store_rounded<float>(layout, tile, place, key, value, [](float x) { return x; });
+    case KvType::f16:
+      return store_rounded<uint16_t>(layout, tile, place, key, value, round_to_f16);
+    case KvType::bf16:
+      return store_rounded<uint16_t>(layout, tile, place, key, value, bf16_of);
   }
 }
 

@@ -7,11 +7,12 @@
 namespace octavo {
 namespace {
 
-constexpr int kBlockIds = 64;  // ids per block when the highest scores are looked for
+constexpr int kBlockIds = 64;    // ids per block when the highest scores are looked for
 constexpr int kFirstTopP = 256;  // ids sorted at first for top_p: it rarely keeps more
-constexpr int kRunIds = 512;  // running sums remembered every so many ids
+constexpr int kRunIds = 512;     // running sums remembered every so many ids
 
-// The number in [0, 1) that belongs to a seed and a position: Philox4x32-10 as octavo/runtime/counter_rng.py defines it.
+// The number in [0, 1) that belongs to a seed and a position: Philox4x32-10 as octavo/runtime/counter_rng.py defines
+// it.
 double uniform(int64_t seed, int32_t position) {
   uint32_t c[4] = {uint32_t(position), 0, 0, 0};
   uint32_t k0 = uint32_t(uint64_t(seed)), k1 = uint32_t(uint64_t(seed) >> 32);

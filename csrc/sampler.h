@@ -68,11 +68,11 @@ class Sampler {
 
   const SampleKernels* kernels_;
   int vocab_size_;
-  std::vector<double> scores_;       // adjusted logits
-  std::vector<double> weights_;      // 0: dropped
-  std::vector<double> block_tops_;   // highest score of each block of ids
-  std::vector<int32_t> ids_;         // in canonical order: score descending, ties by id
-  std::vector<int32_t> num_seen_;    // zero between calls
+  std::vector<double> scores_;      // adjusted logits
+  std::vector<double> weights_;     // 0: dropped
+  std::vector<double> block_tops_;  // highest score of each block of ids
+  std::vector<int32_t> ids_;        // in canonical order: score descending, ties by id
+  std::vector<int32_t> num_seen_;   // zero between calls
 };
 
 }  // namespace octavo

@@ -90,9 +90,7 @@ OCTAVO_INLINE bool any(I8 mask) {
 }
 
 // Sum of the lanes, in one fixed order.
-OCTAVO_INLINE float sum(F8 v) {
-  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
-}
+OCTAVO_INLINE float sum(F8 v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 
 OCTAVO_INLINE float greatest(F8 v) {
   float result = v[0];
@@ -154,7 +152,7 @@ OCTAVO_INLINE F8 exp(F8 x) {
   const F8 clamped = min(splat(88.0f), max(splat(-87.0f), x));
   const F8 shifted = mul_add(clamped, splat(0x1.715476p+0f), splat(kRoundShift));
   const F8 n = shifted - splat(kRoundShift);
-  F8 f = mul_add(n, splat(-0.693359375f), clamped);      // ln 2 in two parts: n * high part is exact
+  F8 f = mul_add(n, splat(-0.693359375f), clamped);  // ln 2 in two parts: n * high part is exact
   f = mul_add(n, splat(2.12194440e-4f), f);
   F8 p = splat(0x1.6ae0dep-10f);  // minimax for e^f on [-0.35, 0.35] with constant term 1
   p = mul_add(p, f, splat(0x1.126e4cp-7f));

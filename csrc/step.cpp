@@ -63,6 +63,13 @@ void check_table(const StepInput& step, const StepLimits& limits, size_t group) 
   }
 }
 
+void check_sample_ids(const SampleRequest& sample, int last_id) {
+  for (const auto& [id, bias] : sample.bias) check_range("samples logit_bias id", -1, id, 0, last_id);
+  for (const int32_t id : sample.banned) check_range("samples banned id", -1, id, 0, last_id);
+  for (const int32_t id : sample.prompt) check_range("samples prompt id", -1, id, 0, last_id);
+  for (const int32_t id : sample.output) check_range("samples output id", -1, id, 0, last_id);
+}
+
 void check_answers(const StepInput& step, const StepLimits& limits) {
   const int num_selected = step.num_selected();
   for (int i = 0; i < num_selected; ++i) {
@@ -71,13 +78,14 @@ void check_answers(const StepInput& step, const StepLimits& limits) {
   }
   for (size_t i = 0; i < step.samples.size(); ++i) {
     check_range("samples logits_row", int64_t(i), step.samples[i].logits_row, 0, num_selected - 1);
+    check_sample_ids(step.samples[i], limits.num_logits - 1);
   }
   for (size_t i = 0; i < step.scores.size(); ++i) {
     const ScoreRequest& score = step.scores[i];
     const int64_t last_first = num_selected - int64_t(score.targets.size());
     check_range("prompt_logprobs first_logits_row", int64_t(i), score.first_logits_row, 0, last_first);
     for (const int32_t target : score.targets) {
-      check_range("prompt_logprobs target", int64_t(i), target, 0, limits.vocab_size - 1);
+      check_range("prompt_logprobs target", int64_t(i), target, 0, limits.num_logits - 1);
     }
   }
 }

@@ -53,7 +53,8 @@ struct StepOutput {
 struct StepLimits {
   int max_num_tokens;
   int max_num_requests;
-  int vocab_size;
+  int vocab_size;  // ids that can be embedded
+  int num_logits;  // ids that can be sampled: the same in any whole model
   int block_size;
   int64_t num_blocks;
   std::vector<int> windows;  // of each KV group, 0 for none

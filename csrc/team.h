@@ -55,7 +55,8 @@ struct Share {
   int64_t end;
 };
 
-// The part of thread `thread` of `num_threads`: sizes differ by at most one `multiple` (the last part may be cut short).
+// The part of thread `thread` of `num_threads`: sizes differ by at most one `multiple` (the last part may be cut
+// short).
 inline Share share_of(int64_t count, int num_threads, int thread, int64_t multiple = 1) {
   const int64_t num_units = (count + multiple - 1) / multiple;
   const int64_t begin = num_units * thread / num_threads * multiple;

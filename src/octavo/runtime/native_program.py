@@ -108,7 +108,12 @@ def _record(op: Op, numbering: _Numbering) -> Record:
     buffers = numbering.buffers
     match op:
         case Embed():
-            return {"kind": "embed", "out": buffers[op.out], "weight": numbering.product((op.weight,)), "value": op.scale}
+            return {
+                "kind": "embed",
+                "out": buffers[op.out],
+                "weight": numbering.product((op.weight,)),
+                "value": op.scale,
+            }
         case RmsNorm():
             return {
                 "kind": "rms_norm",

@@ -22,7 +22,7 @@ from octavo.models.spec import ModelSpec
 from octavo.runtime import _native
 from octavo.runtime.native_program import model_sizes, number_program
 from octavo.runtime.native_weights import HeldWeights
-from octavo.units import TokenId
+from octavo.units import RequestId, TokenId
 
 _KV_DTYPES: dict[KVDtype, type[np.generic]] = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 
@@ -71,7 +71,8 @@ class NativeRunner:
         num_selected = max_selected_rows or min(max_num_batched_tokens, max(max_num_seqs, 64))
         arena = lay_out(program, num_token_rows=max_num_batched_tokens, num_selected_rows=num_selected)
         numbered = number_program(program, arena)
-        self._spec = spec
+        self.spec = spec
+        self.program = program
         self._kv_dtype: KVDtype = kv_cache_dtype
         self._block_size = block_size
         self._buffer_numbers = numbered.buffer_numbers
@@ -161,12 +162,15 @@ class NativeRunner:
             samples=tuple(
                 SampledToken(
                     request_id=row.request_id,
-                    token_id=TokenId(token_id),
-                    logprobs=None if logprobs is None else _logprobs(logprobs),
+                    token_id=_checked(token_id, row.request_id),
+                    logprobs=None if logprobs is None else _logprobs(logprobs, row.request_id),
                 )
                 for row, (token_id, logprobs) in zip(plan.samples, samples, strict=True)
             ),
-            prompt_logprobs=tuple(tuple(_logprobs(each) for each in rows) for rows in scores),
+            prompt_logprobs=tuple(
+                tuple(_logprobs(each, wanted.request_id) for each in rows)
+                for wanted, rows in zip(plan.prompt_logprobs, scores, strict=True)
+            ),
         )
 
 
@@ -192,8 +196,16 @@ def _sample_fields(row: SampleRow) -> tuple[object, ...]:
     )
 
 
-def _logprobs(raw: _RawLogprobs) -> TokenLogprobs:
+def _logprobs(raw: _RawLogprobs, request_id: RequestId) -> TokenLogprobs:
     token_id, logprob, rank, top = raw
     return TokenLogprobs(
-        token_id=TokenId(token_id), logprob=logprob, rank=rank, top=tuple((TokenId(id_), each) for id_, each in top)
+        token_id=_checked(token_id, request_id),
+        logprob=logprob,
+        rank=rank,
+        top=tuple((TokenId(id_), each) for id_, each in top),
     )
+
+
+def _checked(token_id: int, request_id: RequestId) -> TokenId:
+    assert token_id >= 0, f"request {request_id}: its logits hold a NaN or +inf, or every token is banned"
+    return TokenId(token_id)

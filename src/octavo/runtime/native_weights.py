@@ -19,6 +19,7 @@ from octavo.models.program import Embed, HeadRmsNorm, Linear, Program, RmsNorm, 
 from octavo.models.tensor_kinds import KIND_LAYOUTS, TensorKind, nearest_kind
 from octavo.models.weights import Tensor
 from octavo.runtime import _native
+from octavo.runtime.held_rows import hold
 
 HELD_KINDS: tuple[TensorKind, ...] = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q6_k")
 """Kinds that have kernels."""
@@ -56,7 +57,7 @@ class HeldWeights:
 
     @property
     def resident_bytes(self) -> int:
-        packed = sum(product.resident_bytes for product in self._products.values())
+        packed = sum(int(product.resident_bytes) for product in self._products.values())
         return packed + sum(vector.nbytes for vector in self._vectors.values())
 
 
@@ -98,6 +99,10 @@ def pack_weights(
     Args:
         tensors: Every tensor the program names, in any order; others are an error of ours.
         isa: The instruction set of the runner that will use them.
+
+    Raises:
+        InvalidParameterError: rows that are not whole groups of the dtype asked for.
+        ModelFileError: a value that the dtype asked for cannot hold.
     """
     missing = {product: set(product[0] + product[1]) for product in _products(program)}
     users: dict[WeightName, list[Product]] = {}
@@ -145,17 +150,5 @@ def _pack(
         tensor = tensors[name]
         kind = held_kind(name, tensor.shape, tensor.kind, weight_dtype)
         bias = np.ascontiguousarray(tensors[biases[index]].to_f32()) if biases else None
-        rows = tensor.data if kind == tensor.kind else encode(tensor.to_f32(), kind)
-        parts.append((kind, rows.reshape(-1), prod(tensor.shape[:-1]), bias))
+        parts.append((kind, hold(tensor, kind).reshape(-1), prod(tensor.shape[:-1]), bias))
     return _native.pack_linear(parts, tensors[weights[0]].shape[-1], isa)
-
-
-def encode(values: npt.NDArray[np.float32], kind: TensorKind) -> npt.NDArray[np.uint8]:
-    """Return rows of float32 as rows of bytes of a held kind, rounded to nearest."""
-    if kind == "f32":
-        return np.ascontiguousarray(values).view(np.uint8)
-    if kind == "f16":
-        return values.astype(np.float16).view(np.uint8)
-    import gguf  # noqa: PLC0415  it takes 0.1 s to import, and weights held as stored do not need it
-
-    return np.asarray(gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind.upper()])).view(np.uint8)

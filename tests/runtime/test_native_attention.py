@@ -1,0 +1,239 @@
+"""Paged attention equals dense attention, and its bits depend on a row's own query, keys and values alone."""
+
+import secrets
+
+import numpy as np
+import pytest
+
+pytest.importorskip("octavo.runtime._native", reason="the native module is not built")
+
+from octavo.models.program import Attend, RopeStore
+from octavo.testing.hand_plans import Chunk, make_plan
+from octavo.testing.native_probe import INPUT, probe
+
+SPLIT = 512
+KV_DTYPES = ("f32", "f16", "bf16")
+ISAS = ("portable", "avx2")
+
+
+@pytest.fixture
+def rng():
+    seed = secrets.randbits(64)
+    print(f"seed {seed}")  # shown when a test fails
+    return np.random.default_rng(seed)
+
+
+class Case:
+    """One sequence of random queries, keys and values, and runners that attend over it."""
+
+    def __init__(self, rng, *, length, num_heads=6, num_kv_heads=2, head_dim=32, window=None, spread=2.0):
+        self.length, self.window = length, window
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        width = (num_heads + 2 * num_kv_heads) * head_dim
+        self.table = (rng.standard_normal((length, width)) * spread / head_dim**0.25).astype(np.float32)
+        self.scale = 0.7
+
+    def runner(self, *, kv_cache_dtype="f32", block_size=16, num_blocks=None, threads=1, isa="auto", rows=None):
+        blocks_needed = -(-self.length // block_size)
+        return probe(
+            [
+                RopeStore(qkv=INPUT, layer=0),
+                Attend(qkv=INPUT, out="out", layer=0, scale=self.scale, window=self.window),
+            ],
+            self.table,
+            buffers={"out": self.num_heads * self.head_dim},
+            windows=(self.window,),
+            sizes={"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim},
+            num_blocks=num_blocks or blocks_needed,
+            block_size=block_size,
+            kv_cache_dtype=kv_cache_dtype,
+            threads=threads,
+            isa=isa,
+            max_num_batched_tokens=rows or self.length,
+        )
+
+    def attend(self, runner, chunks, *, block_size=16, block_ids=None):
+        """Run the sequence in chunks of these sizes; return the outputs of all rows."""
+        block_ids = block_ids or range(1, -(-self.length // block_size) + 1)
+        outputs, start = [], 0
+        for size in chunks:
+            new = sorted({block_ids[p // block_size] for p in range(start, start + size) if p % block_size == 0})
+            chunk = Chunk("a", range(start, start + size), start=start, tables=[block_ids], sample=None)
+            runner.execute(make_plan([chunk], new_blocks=new))
+            outputs.append(runner.read_buffer("out", size))
+            start += size
+        assert start == self.length
+        return np.concatenate(outputs)
+
+    def dense(self, kv_cache_dtype="f32"):
+        """The same in float64 without blocks."""
+        heads = self.table.astype(np.float64).reshape(self.length, -1, self.head_dim)
+        q, k, v = np.split(heads, [self.num_heads, self.num_heads + self.num_kv_heads], axis=1)
+        k, v = (rounded(each, kv_cache_dtype).repeat(self.num_heads // self.num_kv_heads, axis=1) for each in (k, v))
+        scores = np.einsum("qhd,khd->hqk", q, k) * self.scale
+        query, key = np.ogrid[: self.length, : self.length]
+        visible = (key <= query) & (key > query - (self.window or self.length))
+        scores = np.where(visible, scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        return np.einsum("hqk,khd->qhd", weights, v).reshape(self.length, -1)
+
+
+def rounded(values, kv_cache_dtype):
+    single = values.astype(np.float32)
+    if kv_cache_dtype == "f16":
+        return single.astype(np.float16).astype(np.float64)
+    if kv_cache_dtype == "bf16":
+        bits = single.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32).astype(np.float64)
+    return values
+
+
+def chunks_of(length, size):
+    return [size] * (length // size) + ([length % size] if length % size else [])
+
+
+def skip_unless_usable(isa):
+    from octavo.runtime import _native
+
+    try:
+        _native.isa_name(isa)
+    except ValueError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_cache_dtype", KV_DTYPES)
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 70])
+def test_attention_equals_dense_around_tile_boundaries(rng, length, kv_cache_dtype, isa):
+    skip_unless_usable(isa)
+    case = Case(rng, length=length)
+
+    got = case.attend(case.runner(kv_cache_dtype=kv_cache_dtype, isa=isa), [length])
+
+    np.testing.assert_allclose(got, case.dense(kv_cache_dtype), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("length", [SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT, 2 * SPLIT + 17])
+def test_attention_equals_dense_around_split_boundaries(rng, length, isa):
+    skip_unless_usable(isa)
+    case = Case(rng, length=length, num_heads=3, num_kv_heads=1)
+
+    got = case.attend(case.runner(kv_cache_dtype="f16", isa=isa, threads=2), [length])
+
+    np.testing.assert_allclose(got, case.dense("f16"), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("head_dim", [32, 40, 64, 80, 100, 128, 192, 256])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (5, 5), (9, 3), (8, 2), (8, 1), (7, 1), (13, 1)])
+def test_attention_equals_dense_for_every_shape_of_heads(rng, num_heads, num_kv_heads, head_dim, isa):
+    skip_unless_usable(isa)
+    length = int(rng.integers(20, 60))
+    case = Case(rng, length=length, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+
+    got = case.attend(case.runner(kv_cache_dtype="f16", isa=isa), chunks_of(length, 23))
+
+    np.testing.assert_allclose(got, case.dense("f16"), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 33, 600])
+def test_window_hides_everything_before_it(rng, window):
+    case = Case(rng, length=700, num_heads=4, num_kv_heads=2, window=window)
+
+    got = case.attend(case.runner(kv_cache_dtype="f32", threads=2), chunks_of(700, 130))
+
+    np.testing.assert_allclose(got, case.dense(), rtol=2e-5, atol=2e-5)
+
+
+def test_steep_scores_are_rescaled_exactly_enough(rng):
+    """Scores that rise by hundreds from tile to tile force a rescale at nearly every one."""
+    case = Case(rng, length=300, spread=1.0)
+    keys = slice(case.num_heads * case.head_dim, (case.num_heads + case.num_kv_heads) * case.head_dim)
+    case.table[:, keys] *= np.linspace(1, 60, 300, dtype=np.float32)[:, None]
+
+    got = case.attend(case.runner(), [300])
+
+    np.testing.assert_allclose(got, case.dense(), rtol=3e-4, atol=3e-4)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_cache_dtype", KV_DTYPES)
+def test_bits_do_not_depend_on_chunks_blocks_or_threads(rng, kv_cache_dtype, isa):
+    skip_unless_usable(isa)
+    length = 2 * SPLIT + 37
+    case = Case(rng, length=length, num_heads=9, num_kv_heads=3, head_dim=64)
+    whole = case.attend(case.runner(kv_cache_dtype=kv_cache_dtype, isa=isa), [length])
+
+    for chunk in (1, 7, 16, 64):
+        if chunk == 1 and isa == "portable":
+            continue  # slow, and 7 takes the same paths
+        got = case.attend(case.runner(kv_cache_dtype=kv_cache_dtype, isa=isa, rows=chunk), chunks_of(length, chunk))
+        assert np.array_equal(whole, got), f"chunks of {chunk}"
+    for threads in (2, 3):
+        runner = case.runner(kv_cache_dtype=kv_cache_dtype, isa=isa, threads=threads)
+        assert np.array_equal(whole, case.attend(runner, chunks_of(length, 333))), f"{threads} threads"
+    for block_size in (32, 48):
+        runner = case.runner(kv_cache_dtype=kv_cache_dtype, isa=isa, block_size=block_size)
+        assert np.array_equal(whole, case.attend(runner, [length], block_size=block_size)), f"blocks of {block_size}"
+    shuffled = list(rng.permutation(np.arange(1, 200)))
+    runner = case.runner(kv_cache_dtype=kv_cache_dtype, isa=isa, num_blocks=200)
+    assert np.array_equal(whole, case.attend(runner, [length], block_ids=[int(each) for each in shuffled]))
+
+
+def test_bits_of_a_long_decode_do_not_depend_on_how_its_splits_are_shared_out(rng):
+    """One row against six splits: two and five threads cut it into items, one thread does not."""
+    length = 6 * SPLIT - 3
+    case = Case(rng, length=length, num_heads=4, num_kv_heads=1)
+    outputs = []
+    for threads in (1, 2, 5):
+        runner = case.runner(kv_cache_dtype="f16", threads=threads, rows=length)
+        case.attend(runner, [length - 1, 1])
+        outputs.append(runner.read_buffer("out", 1))
+
+    assert np.array_equal(outputs[0], outputs[1])
+    assert np.array_equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_bits_do_not_depend_on_the_batch(rng, threads):
+    """Twenty sequences at different places in one step, against each alone."""
+    case = Case(rng, length=640, num_heads=6, num_kv_heads=2)
+    num_blocks = 20 * 40
+    ends = [int(end) for end in rng.integers(1, 640, 20)]
+    sizes = [int(rng.integers(1, min(end, 9) + 1)) for end in ends]
+    tables = [list(range(1 + 40 * i, 41 + 40 * i)) for i in range(20)]
+    batched = case.runner(kv_cache_dtype="bf16", num_blocks=num_blocks, threads=threads, rows=1280)
+
+    alone = []
+    for end, size, table in zip(ends, sizes, tables, strict=True):
+        for runner in (batched, single := case.runner(kv_cache_dtype="bf16", num_blocks=num_blocks)):
+            if end > size:
+                first = Chunk("a", range(end - size), tables=[table], sample=None)
+                runner.execute(make_plan([first], new_blocks=table))
+        single.execute(make_plan([Chunk("a", range(end - size, end), start=end - size, tables=[table], sample=None)]))
+        alone.append(single.read_buffer("out", size))
+    chunks = [
+        Chunk(f"r{i}", range(end - size, end), start=end - size, tables=[table], sample=None)
+        for i, (end, size, table) in enumerate(zip(ends, sizes, tables, strict=True))
+    ]
+    batched.execute(make_plan(chunks))
+
+    together = batched.read_buffer("out", sum(sizes))
+    assert np.array_equal(np.concatenate(alone), together)
+
+
+def test_garbage_behind_the_context_stays_out(rng):
+    """NaN and infinity in the unwritten rest of a block, and in later tokens of the same step, change no bit."""
+    case = Case(rng, length=21)
+    clean = case.attend(case.runner(), [21])
+    dirty = Case(rng, length=40)
+    dirty.table[:21] = case.table
+    dirty.table[21:] = np.inf
+    dirty.table[30:] = np.nan
+
+    got = dirty.attend(dirty.runner(), [40])
+
+    assert np.isnan(got[39]).any(), "the garbage was attended to by its own rows"
+    assert np.array_equal(clean, got[:21])
