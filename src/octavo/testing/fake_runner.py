@@ -24,12 +24,14 @@ ChooseToken = Callable[[SampleRow, Sequence[int]], int]
 
 
 def hashed_token(vocab_size: int) -> ChooseToken:
-    """Return a choice that depends on every token before it and, unless greedy, on the seed."""
+    """Return a choice that depends on every token before it and, unless greedy, on the seed; never a banned one."""
 
     def choose(row: SampleRow, history: Sequence[int]) -> int:
         seed = 0 if row.params.is_greedy else row.seed
         digest = hashlib.blake2b(repr((seed, list(history))).encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") % vocab_size
+        first = int.from_bytes(digest, "little")
+        tokens = ((first + offset) % vocab_size for offset in range(vocab_size))
+        return next(token for token in tokens if token not in row.banned_token_ids)
 
     return choose
 
