@@ -7,8 +7,7 @@ entry in the dict.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from octavo.core.request import Request
@@ -18,57 +17,34 @@ from octavo.units import RequestId
 class WaitingQueue(Protocol):
     """Requests that wait, in the order in which they would be admitted.
 
-    Every call is O(1) or O(log n) in the number waiting: 100,000 waiting requests do not slow a step.
+    Every call is O(log n) in the number waiting: 100,000 waiting requests do not slow a step.
     """
 
     def __len__(self) -> int: ...
 
     def push(self, request: Request) -> None:
-        """Add a new arrival."""
+        """Add a request: a new arrival, one that was looked at in vain, or one that was preempted."""
 
     def pop(self) -> Request | None:
         """Take the first request; `None` if nobody waits."""
-
-    def restore(self, requests: Sequence[Request]) -> None:
-        """Put requests back at the front in their order: ones that were looked at in vain, or preempted."""
 
     def remove(self, request: Request) -> None:
         """Take out a request that waits."""
 
 
-class FcfsQueue:
-    """First come, first served."""
-
-    def __init__(self) -> None:
-        self._requests: OrderedDict[RequestId, Request] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def push(self, request: Request) -> None:
-        self._requests[request.request_id] = request
-
-    def pop(self) -> Request | None:
-        return self._requests.popitem(last=False)[1] if self._requests else None
-
-    def restore(self, requests: Sequence[Request]) -> None:
-        for request in reversed(requests):
-            self._requests[request.request_id] = request
-            self._requests.move_to_end(request.request_id, last=False)
-
-    def remove(self, request: Request) -> None:
-        del self._requests[request.request_id]
-
-
-class PriorityQueue:
-    """Lowest `priority` first, then first come.
+class WaitingHeap:
+    """Lowest rank first; a request keeps its rank, so one that was preempted comes back to where it belongs.
 
     A heap with lazy deletion: a removed request leaves its entry behind until it comes up; when most entries are dead
     the heap is rebuilt, so that memory stays proportional to who waits.
+
+    Args:
+        rank: Sort key; different for any two requests.
     """
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Request]] = []
+    def __init__(self, rank: Callable[[Request], tuple[int, ...]]) -> None:
+        self._rank = rank
+        self._heap: list[tuple[tuple[int, ...], Request]] = []
         self._waiting: dict[RequestId, Request] = {}
 
     def __len__(self) -> int:
@@ -76,24 +52,20 @@ class PriorityQueue:
 
     def push(self, request: Request) -> None:
         self._waiting[request.request_id] = request
-        heapq.heappush(self._heap, (request.priority, request.arrival, request))
+        heapq.heappush(self._heap, (self._rank(request), request))
 
     def pop(self) -> Request | None:
         while self._heap:
-            request = heapq.heappop(self._heap)[2]
+            request = heapq.heappop(self._heap)[1]
             if self._waiting.get(request.request_id) is request:
                 del self._waiting[request.request_id]
                 return request
         return None
 
-    def restore(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self.push(request)
-
     def remove(self, request: Request) -> None:
         del self._waiting[request.request_id]
         if len(self._heap) > 2 * len(self._waiting) + 64:
-            self._heap = [entry for entry in self._heap if self._waiting.get(entry[2].request_id) is entry[2]]
+            self._heap = [entry for entry in self._heap if self._waiting.get(entry[1].request_id) is entry[1]]
             heapq.heapify(self._heap)
 
 
@@ -114,10 +86,10 @@ class FcfsPolicy:
     """First come, first served; the last arrival gives way."""
 
     def make_queue(self) -> WaitingQueue:
-        return FcfsQueue()
+        return WaitingHeap(_arrival)
 
     def victim(self, running: Iterable[Request]) -> Request:
-        return max(running, key=lambda request: request.arrival)
+        return max(running, key=_arrival)
 
     def yields_seat_to(self, running: Request, waiting: Request) -> bool:
         return False
@@ -127,13 +99,21 @@ class PriorityPolicy:
     """Lowest `priority` value first; the highest value gives way, of several the last arrival."""
 
     def make_queue(self) -> WaitingQueue:
-        return PriorityQueue()
+        return WaitingHeap(_priority_then_arrival)
 
     def victim(self, running: Iterable[Request]) -> Request:
-        return max(running, key=lambda request: (request.priority, request.arrival))
+        return max(running, key=_priority_then_arrival)
 
     def yields_seat_to(self, running: Request, waiting: Request) -> bool:
         return waiting.priority < running.priority
+
+
+def _arrival(request: Request) -> tuple[int, ...]:
+    return (request.arrival,)
+
+
+def _priority_then_arrival(request: Request) -> tuple[int, ...]:
+    return request.priority, request.arrival
 
 
 POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {"fcfs": FcfsPolicy, "priority": PriorityPolicy}

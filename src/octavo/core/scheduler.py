@@ -342,7 +342,8 @@ class Scheduler:
                 self._events.emit(RequestDelayed(request_id=request.request_id, reason=reason))
             if reason != "prefix":
                 break
-        self._waiting.restore(passed_over)
+        for request in passed_over:
+            self._waiting.push(request)
 
     def _top_up(self, step: _Step) -> None:
         """Give what is left of the budget to prompts, as far as blocks are free; nobody is preempted for it."""
@@ -452,7 +453,7 @@ class Scheduler:
         step.budget.spend(num_tokens)
 
     def _preempt(self, victim: Request, for_request: Request, reason: PreemptReason, step: _Step) -> None:
-        """Take all blocks of a running request and put it back to the head of the queue.
+        """Take all blocks of a running request and let it wait where its rank says: at the head, as a rule.
 
         Its full blocks stay findable, so resuming costs only what is evicted in the meantime.
         """
@@ -471,7 +472,7 @@ class Scheduler:
         victim.set_status(RequestStatus.WAITING)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
-        self._waiting.restore([victim])
+        self._waiting.push(victim)
 
     def _num_outstanding_blocks(self, request: Request) -> int:
         """Return the blocks a running request still needs for tokens it already knows."""
@@ -507,7 +508,6 @@ class Scheduler:
         Done before any of them gets its token or ends, while the first answer still holds the prompt's blocks. One
         that finds no seat waits like a preempted request: it finds its prompt in the prefix cache when it is admitted.
         """
-        waiting = []
         for row in plan.samples:
             child = self._requests[row.request_id]
             if child.status is not RequestStatus.FORKING:
@@ -528,8 +528,7 @@ class Scheduler:
                 )
             else:
                 child.set_status(RequestStatus.WAITING)
-                waiting.append(child)
-        self._waiting.restore(waiting)
+                self._waiting.push(child)
 
     def _end(self, request: Request, reason: FinishReason, *, keep_cached: bool = True) -> None:
         if request.status is RequestStatus.RUNNING:
@@ -556,14 +555,14 @@ class Scheduler:
         )
 
     def _promote_forks(self, lead: Request) -> None:
-        """Let the first of the answers that waited for `lead` take its place at the head of the queue."""
+        """Let the first of the answers that waited for `lead` take its place."""
         if lead.forks:
             first, *others = lead.forks
             lead.forks = ()
             del self._leads[first.request_id]
             first.set_status(RequestStatus.WAITING)
             self._set_forks(first, tuple(others))
-            self._waiting.restore([first])
+            self._waiting.push(first)
 
     def _set_forks(self, lead: Request, forks: tuple[Request, ...]) -> None:
         lead.forks = forks
