@@ -5,7 +5,7 @@ Everything goes to stderr; colour and movement only to a terminal, and the words
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -64,6 +64,28 @@ def progress_bars(output: Output) -> Iterator[ProgressPort]:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total_bytes)
             bars.update(tasks[stage], completed=done_bytes, total=total_bytes)
+
+        yield report
+
+
+@contextmanager
+def count_bar(output: Output, unit: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Draw how far a count has come, with its rate; `None` where nothing is to be drawn."""
+    if not output.is_live:
+        yield None
+        return
+    columns = (
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} " + unit),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=stderr_console(), transient=True) as bars:
+        task = bars.add_task("", total=1, rate="")
+
+        def report(done: int, total: int) -> None:
+            elapsed_s = bars.tasks[0].elapsed or 0.0
+            bars.update(task, completed=done, total=total, rate=f"{done / elapsed_s:,.0f}/s" if elapsed_s else "")
 
         yield report
 

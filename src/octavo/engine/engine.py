@@ -80,8 +80,7 @@ class Engine:
         self._keys: dict[str, list[RequestId]] = {}
         self._listeners: list[EventListener] = []
         self._plan_listeners: list[Callable[[StepPlan], None]] = []
-        self.metrics = Metrics()
-        self.metrics.set_block_size(scheduler.kv_cache.block_size)
+        self.metrics = Metrics(block_size=scheduler.kv_cache.block_size)
 
     # ---- questions ----
 
@@ -99,6 +98,12 @@ class Engine:
         return self._scheduler.snapshot()
 
     # ---- commands ----
+
+    def start_metrics(self) -> Metrics:
+        """Begin counting anew, between two runs, and return the new counts."""
+        assert not self.has_unfinished, "a request would be counted in halves"
+        self.metrics = Metrics(block_size=self._scheduler.kv_cache.block_size)
+        return self.metrics
 
     def subscribe(self, listener: EventListener) -> None:
         """Call `listener` with the events of every step and arrival, in order."""
@@ -145,6 +150,7 @@ class Engine:
         plan = self._scheduler.schedule()
         for listener in self._plan_listeners:
             listener(plan)
+        start_s = self._clock.now_s()
         try:
             result = self._runner.execute(plan)
         except BaseException:
@@ -152,8 +158,9 @@ class Engine:
                 self._forget(key)
             self._publish()
             raise
-        updates = self._scheduler.commit(plan, result)
         now_s = self._clock.now_s()
+        updates = self._scheduler.commit(plan, result)
+        self.metrics.runner_s += now_s - start_s
         deltas = [self._take_update(update, now_s) for update in updates]
         self._publish()
         return deltas

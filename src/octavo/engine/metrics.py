@@ -57,9 +57,14 @@ class RequestTimes:
 
 
 class Metrics:
-    """Counts and times of one engine. `take` folds events, `take_token` notes an output token."""
+    """Counts and times of one engine. `take` folds events, `take_token` notes an output token.
 
-    def __init__(self) -> None:
+    `runner_s` is the time spent executing plans, added up by the engine.
+    """
+
+    def __init__(self, *, block_size: int) -> None:
+        self._block_size = block_size
+        self.runner_s = 0.0
         self.times: dict[RequestId, RequestTimes] = {}
         self.num_steps = 0
         self.num_computed_tokens = 0
@@ -75,11 +80,7 @@ class Metrics:
         self._peak_usage_ratio = 0.0
         self._sum_used_places = 0
         self._sum_filled_places = 0
-        self._block_size = 0
         self._preempted_tokens: dict[RequestId, int] = {}
-
-    def set_block_size(self, block_size: int) -> None:
-        self._block_size = block_size
 
     @property
     def mean_running(self) -> float:

@@ -85,6 +85,10 @@ class LLM:
         """Where the memory goes, and why each value is what it is."""
         return self._parts.card
 
+    def config_document(self) -> dict[str, Any]:
+        """Return every decided value, JSON-ready."""
+        return self._parts.resolved.as_dict()
+
     @property
     def tokenizer(self) -> Any:
         return self._parts.tokenizer
