@@ -107,8 +107,13 @@ class KVCache(Protocol):
     def match(self, request: Request) -> Match:
         """Look up how much of a waiting request is cached; at least its last known token is left to compute."""
 
-    def can_admit(self, request: Request, match: Match, num_reserved_blocks: int) -> bool:
-        """Say whether all known tokens fit beside `num_reserved_blocks` that must stay free."""
+    def can_admit(
+        self, request: Request, match: Match, num_reserved_blocks: int, *, leaving: Request | None = None
+    ) -> bool:
+        """Say whether all known tokens fit beside `num_reserved_blocks` that must stay free.
+
+        `leaving` is a running request that would be preempted first; what nobody else holds of it counts as free.
+        """
 
     def admit(self, request: Request, match: Match) -> None:
         """Start holding blocks for a request, beginning with its hits."""

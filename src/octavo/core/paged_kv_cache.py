@@ -137,16 +137,24 @@ class PagedKVCache:
             divergence=divergence,
         )
 
-    def can_admit(self, request: Request, match: Match, num_reserved_blocks: int) -> bool:
+    def can_admit(
+        self, request: Request, match: Match, num_reserved_blocks: int, *, leaving: Request | None = None
+    ) -> bool:
+        num_known = request.num_known_tokens
+        first_stop = min(num_known, match.num_tokens + self._max_chunk_tokens)
         num_new = 0
         for group, hits in zip(self._groups, match.blocks, strict=True):
             num_hits = sum(block is not None for block in hits)
-            num_new += group.num_blocks(request.num_known_tokens, self._block_size, self._max_chunk_tokens) - num_hits
+            num_held = group.num_blocks(num_known, self._block_size, self._max_chunk_tokens)
+            # A copied hit can move the window past a block hit before it; if others hold that one, nothing comes free
+            # for it, and the first chunk needs all its blocks on top.
+            num_new += max(num_held - num_hits, cdiv(first_stop, self._block_size) - len(hits))
+        freed = self._held_alone(leaving) if leaving is not None else frozenset()
         # A hit on a block that nobody holds takes it out of the free queue: it is not free for anything else. The same
         # block may be source and hit of different groups, hence the set.
-        taken = {block.id for hits in match.blocks for block in hits if block is not None and block.ref_count == 0}
-        taken.update(block.id for block in match.sources if block.ref_count == 0)
-        return num_new + len(taken) + num_reserved_blocks <= self._pool.num_free_blocks
+        hit_blocks = [block for hits in match.blocks for block in hits if block is not None]
+        taken = {block.id for block in (*hit_blocks, *match.sources) if block.ref_count == 0 or block.id in freed}
+        return num_new + len(taken) + num_reserved_blocks <= self._pool.num_free_blocks + len(freed)
 
     # ---- commands ----
 
@@ -329,6 +337,13 @@ class PagedKVCache:
                 del self._num_copies_from[copy.source]
             self._pool.release(self._pool.blocks[copy.source])
         holding.copies.clear()
+
+    def _held_alone(self, request: Request) -> frozenset[BlockId]:
+        """Return the blocks that would be free if the request let go of all it holds."""
+        holding = self._holdings[request.request_id]
+        held = {block_id for table in holding.tables for block_id in table if block_id != NULL_BLOCK}
+        held.update(copy.source for copy in holding.copies)
+        return frozenset(BlockId(block_id) for block_id in held if self._pool.blocks[block_id].ref_count == 1)
 
     def _is_shared(self, block: Block) -> bool:
         """Say whether another table holds this block.

@@ -71,8 +71,10 @@ class ReservedKVCache:
     def match(self, request: Request) -> Match:
         return Match(blocks=((),) * self._num_groups)
 
-    def can_admit(self, request: Request, match: Match, num_reserved_blocks: int) -> bool:
-        return bool(self._free_runs)
+    def can_admit(
+        self, request: Request, match: Match, num_reserved_blocks: int, *, leaving: Request | None = None
+    ) -> bool:
+        return bool(self._free_runs) or leaving is not None
 
     def begin_step(self, step: int) -> None:
         pass  # nothing is ever evicted

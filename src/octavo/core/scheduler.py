@@ -82,11 +82,12 @@ class RequestUpdate:
 class _Step:
     """What `schedule` has decided so far; dropped when the plan is sealed."""
 
-    __slots__ = ("budget", "chunks", "ran_out_of_blocks")
+    __slots__ = ("budget", "chunks", "num_outstanding_blocks", "ran_out_of_blocks")
 
     def __init__(self, max_tokens: int) -> None:
         self.budget = StepBudget(max_tokens)
         self.chunks: dict[RequestId, int] = {}
+        self.num_outstanding_blocks = 0
         self.ran_out_of_blocks = False
 
 
@@ -326,15 +327,14 @@ class Scheduler:
         Requests whose prefix is being computed right now step aside without holding up those behind them; at most
         `max_num_seqs` are looked at in vain, so that a long queue of equal prompts costs no more than a short one.
         """
-        num_outstanding = sum(self._num_outstanding_blocks(request) for request in self._running.values())
+        step.num_outstanding_blocks = sum(map(self._num_outstanding_blocks, self._running.values()))
         passed_over: list[Request] = []
-        while step.budget.num_tokens_left and len(passed_over) < self._limits.max_num_seqs:
+        while len(passed_over) < self._limits.max_num_seqs:
             request = self._waiting.pop()
             if request is None:
                 break
-            reason = self._try_admit(request, num_outstanding, step)
+            reason = self._try_admit(request, step)
             if reason is None:
-                num_outstanding += self._num_outstanding_blocks(request)
                 continue
             passed_over.append(request)
             if request.wait_reason != reason:
@@ -390,32 +390,32 @@ class Scheduler:
         step.chunks[request.request_id] = num_tokens
         step.budget.spend(num_tokens)
 
-    def _try_admit(self, request: Request, num_outstanding: int, step: _Step) -> WaitReason | None:
+    def _try_admit(self, request: Request, step: _Step) -> WaitReason | None:
         """Admit one request, or say why not and change nothing."""
         victim = None
         if len(self._running) >= self._limits.max_num_seqs:
             victim = self._policy.victim(self._running.values())
             if not self._policy.yields_seat_to(victim, request):
                 return "seats"
+        # What the victim was handed in this step comes back with its seat.
+        if not step.budget.num_tokens_left and (victim is None or victim.request_id not in step.chunks):
+            return "tokens"
         match = self._kv.match(request)
         if match.is_next_block_in_flight:
             return "prefix"
+        num_dropped = 0 if victim is None else self._num_outstanding_blocks(victim)
         num_reserved = 0
-        if self._running:
-            num_reserved = self._admission.num_reserved_blocks(self._kv.num_usable_blocks, num_outstanding)
-        if victim is not None:
-            num_reserved -= self._kv.num_held_blocks(victim)
-        if not self._kv.can_admit(request, match, num_reserved):
+        if len(self._running) > (victim is not None):
+            num_reserved = self._admission.num_reserved_blocks(
+                self._kv.num_usable_blocks, step.num_outstanding_blocks - num_dropped
+            )
+        if not self._kv.can_admit(request, match, num_reserved, leaving=victim):
             match = match.without_copy()
-            if not self._kv.can_admit(request, match, num_reserved):
+            if not self._kv.can_admit(request, match, num_reserved, leaving=victim):
                 return "blocks"
         if victim is not None:
+            step.num_outstanding_blocks -= num_dropped
             self._preempt(victim, request, "priority", step)
-            match = self._kv.match(request)
-            if not self._kv.can_admit(request, match, 0):
-                match = match.without_copy()
-            if not self._kv.can_admit(request, match, 0):
-                return "blocks"
         self._start(request, match, step)
         return None
 
@@ -451,6 +451,7 @@ class Scheduler:
         assert has_grown, "can_admit has counted these blocks"
         step.chunks[request.request_id] = num_tokens
         step.budget.spend(num_tokens)
+        step.num_outstanding_blocks += self._num_outstanding_blocks(request)
 
     def _preempt(self, victim: Request, for_request: Request, reason: PreemptReason, step: _Step) -> None:
         """Take all blocks of a running request and let it wait where its rank says: at the head, as a rule.
