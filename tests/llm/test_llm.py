@@ -127,7 +127,7 @@ def test_leaving_a_stream_early_frees_its_request(llm: LLM) -> None:
     next(iter(stream))
     assert llm.engine.has_unfinished
 
-    stream.deltas.close()
+    stream.close()
 
     assert not llm.engine.has_unfinished
     assert llm.engine.snapshot().num_used_blocks == 0

@@ -8,7 +8,7 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,10 +38,14 @@ class Stream:
     """
 
     prompts: tuple[TokenizedPrompt, ...]
-    deltas: Iterator[OutputDelta]
+    deltas: Generator[OutputDelta, None, None]
 
     def __iter__(self) -> Iterator[OutputDelta]:
         return self.deltas
+
+    def close(self) -> None:
+        """Abort what is unfinished."""
+        self.deltas.close()
 
 
 class LLM:
@@ -213,7 +217,7 @@ class LLM:
         params: Sequence[SamplingParams],
         priority: Sequence[int] | None = None,
         cache_salt: str | None = None,
-    ) -> Iterator[OutputDelta]:
+    ) -> Generator[OutputDelta, None, None]:
         """Queue all prompts, or none if one is refused; then step until they are done."""
         engine = self._parts.engine
         prefix = f"{self._num_calls}-"
