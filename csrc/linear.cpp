@@ -69,14 +69,14 @@ class PanelShare {
  public:
   PanelShare(const PackedLinear& linear, int num_threads, int thread) {
     int64_t total = 0;
-    for (const PackedPart& part : linear.parts) total += part.num_panels * part.layout.panel_bytes;
+    for (const PackedPart& part : linear.parts) total += part.num_panels * part.panel_bytes;
     begin_ = total * thread / num_threads;
     end_ = total * (thread + 1) / num_threads;
   }
 
   // Parts are asked in order.
   Share next(const PackedPart& part) {
-    const int64_t num_bytes = part.num_panels * part.layout.panel_bytes;
+    const int64_t num_bytes = part.num_panels * part.panel_bytes;
     const Share share{panel_at(part, begin_ - offset_), panel_at(part, end_ - offset_)};
     offset_ += num_bytes;
     return share;
@@ -86,7 +86,7 @@ class PanelShare {
   // The same rounding for the end of one thread's share and the begin of the next one's.
   static int64_t panel_at(const PackedPart& part, int64_t byte) {
     if (byte <= 0) return 0;
-    const int64_t panel = (byte + part.layout.panel_bytes / 2) / part.layout.panel_bytes;
+    const int64_t panel = (byte + part.panel_bytes / 2) / part.panel_bytes;
     return panel < part.num_panels ? panel : part.num_panels;
   }
 
@@ -134,8 +134,8 @@ void linear_run(const PackedLinear& linear, const float* x, int64_t x_stride, in
     job.kind = part.kind;
     job.panels = part.panels.get();
     job.scale_bytes = part.layout.scale_bytes;
-    job.group_bytes = part.layout.group_bytes;
-    job.panel_bytes = part.layout.panel_bytes;
+    job.weight_bytes = part.layout.weight_bytes;
+    job.panel_bytes = part.panel_bytes;
     job.panel_begin = share.begin;
     job.panel_end = share.end;
     job.num_inputs = linear.num_inputs;

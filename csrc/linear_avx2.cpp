@@ -13,7 +13,7 @@
 namespace octavo::OCTAVO_SIMD {
 namespace {
 
-constexpr int kPrefetchBytes = 1024;
+constexpr int kPrefetchBytes = 4096;
 
 OCTAVO_INLINE __m256i load_ints(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
 
@@ -32,8 +32,8 @@ OCTAVO_INLINE void keep_order(__m256i& sum) { asm("" : "+x"(sum)); }
 
 // A format says how a group of 32 inputs x 16 outputs is held and multiplied:
 //   kSteps, kSubBlocks       steps of 4 bytes of a row's input, and sub-blocks with a scale of their own
-//   kPackedBytes, kScales    bytes and scale floats of a group
-//   load_scales(panel, group_begin, num_groups, to)
+//   kScaleBytes, kPackedBytes, kScales    bytes of scales and weights, and scale floats, of a group
+//   load_scales(block, num_groups, to)    scales of a block of up to 8 groups, as floats
 //   weights(group, step, half)     weights of outputs 8 * half ... + 7, ready to multiply
 //   multiply, add, finish          products, their sum, and the sum of a sub-block as floats
 //   value(...)                     what a group adds, in units of the row's scale
@@ -44,17 +44,16 @@ template <WeightKind kKind>
 struct Nibbles {
   static constexpr int kSteps = 8;
   static constexpr int kSubBlocks = 1;
+  static constexpr int kScaleBytes = kKind == WeightKind::q4_1 ? 64 : 32;
   static constexpr int kPackedBytes = 256;
   static constexpr int kScales = 32;
 
-  static void load_scales(const uint8_t* panel, int64_t group_begin, int num_groups, float* to) {
-    constexpr int kScaleBytes = kKind == WeightKind::q4_1 ? 64 : 32;
-    const uint8_t* at = panel + group_begin * kScaleBytes;
-    for (int i = 0; i < num_groups; ++i, at += kScaleBytes, to += kScales) {
+  static void load_scales(const uint8_t* block, int num_groups, float* to) {
+    for (int i = 0; i < num_groups; ++i, block += kScaleBytes, to += kScales) {
       for (int half = 0; half < 2; ++half) {
-        const __m256 scale = load_half_floats(at + 16 * half);
+        const __m256 scale = load_half_floats(block + 16 * half);
         // q4_0 is scale * (q - 8)
-        const __m256 minimum = kKind == WeightKind::q4_1 ? load_half_floats(at + 32 + 16 * half)
+        const __m256 minimum = kKind == WeightKind::q4_1 ? load_half_floats(block + 32 + 16 * half)
                                                          : _mm256_mul_ps(scale, _mm256_set1_ps(-8.0f));
         _mm256_storeu_ps(to + 8 * half, scale);
         _mm256_storeu_ps(to + 16 + 8 * half, minimum);
@@ -77,16 +76,13 @@ struct Nibbles {
 };
 
 struct Q4K : Nibbles<WeightKind::q4_k> {
-  static void load_scales(const uint8_t* panel, int64_t group_begin, int num_groups, float* to) {
-    const uint8_t* block = panel + group_begin / 8 * 256;
-    for (int i = 0; i < num_groups; i += 8, block += 256) {
-      __m128i bytes[12];
-      for (int b = 0; b < 12; ++b) bytes[b] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 64 + 16 * b));
-      OCTAVO_UNROLL
-      for (int j = 0; j < 8; ++j, to += kScales) {
-        store_scaled(block, scale_of(bytes, j), 0.0f, to);
-        store_scaled(block + 32, minimum_of(bytes, j), -0.0f, to + 16);
-      }
+  static void load_scales(const uint8_t* block, int, float* to) {
+    __m128i bytes[12];
+    for (int b = 0; b < 12; ++b) bytes[b] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 64 + 16 * b));
+    OCTAVO_UNROLL
+    for (int j = 0; j < 8; ++j, to += kScales) {
+      store_scaled(block, scale_of(bytes, j), 0.0f, to);
+      store_scaled(block + 32, minimum_of(bytes, j), -0.0f, to + 16);
     }
   }
 
@@ -116,20 +112,18 @@ struct Q4K : Nibbles<WeightKind::q4_k> {
 struct SixBits {
   static constexpr int kSteps = 8;
   static constexpr int kSubBlocks = 2;
+  static constexpr int kScaleBytes = 36;
   static constexpr int kPackedBytes = 384;
   static constexpr int kScales = 32;
 
-  static void load_scales(const uint8_t* panel, int64_t group_begin, int num_groups, float* to) {
-    const uint8_t* block = panel + group_begin / 8 * 288;
-    for (int i = 0; i < num_groups; i += 8, block += 288) {
-      const __m256 d[2] = {load_half_floats(block), load_half_floats(block + 16)};
-      for (int sub_block = 0; sub_block < 16; ++sub_block, to += 16) {
-        const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 32 + 16 * sub_block));
-        const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers));
-        const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(numbers, 8)));
-        _mm256_storeu_ps(to, _mm256_mul_ps(d[0], low));
-        _mm256_storeu_ps(to + 8, _mm256_mul_ps(d[1], high));
-      }
+  static void load_scales(const uint8_t* block, int, float* to) {
+    const __m256 d[2] = {load_half_floats(block), load_half_floats(block + 16)};
+    for (int sub_block = 0; sub_block < 16; ++sub_block, to += 16) {
+      const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 32 + 16 * sub_block));
+      const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(numbers));
+      const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(numbers, 8)));
+      _mm256_storeu_ps(to, _mm256_mul_ps(d[0], low));
+      _mm256_storeu_ps(to + 8, _mm256_mul_ps(d[1], high));
     }
   }
 
@@ -155,12 +149,12 @@ struct SixBits {
 struct Bytes {
   static constexpr int kSteps = 16;
   static constexpr int kSubBlocks = 1;
+  static constexpr int kScaleBytes = 32;
   static constexpr int kPackedBytes = 512;
   static constexpr int kScales = 16;
 
-  static void load_scales(const uint8_t* panel, int64_t group_begin, int num_groups, float* to) {
-    const uint8_t* at = panel + group_begin * 32;
-    for (int i = 0; i < 2 * num_groups; ++i) _mm256_storeu_ps(to + 8 * i, load_half_floats(at + 16 * i));
+  static void load_scales(const uint8_t* block, int num_groups, float* to) {
+    for (int i = 0; i < 2 * num_groups; ++i) _mm256_storeu_ps(to + 8 * i, load_half_floats(block + 16 * i));
   }
 
   OCTAVO_INLINE __m256i weights(const uint8_t* group, int step, int half) {
@@ -186,20 +180,16 @@ class GroupKernel {
       : job_(job), unpacked_(job.scratch), scales_(reinterpret_cast<float*>(job.scratch + kUnpackedBytes)) {}
 
   void load(const uint8_t* panel, int64_t begin, int64_t end, bool unpack) {
-    const int64_t group_begin = begin / kGroupInputs;
-    group_begin_ = group_begin;
-    num_groups_ = static_cast<int>(end / kGroupInputs - group_begin);
-    Format::load_scales(panel, group_begin, num_groups_, scales_);
-    packed_ = panel + job_.scale_bytes + group_begin * Format::kPackedBytes;
-    if (!unpack) return;
-    for (int group = 0; group < num_groups_; ++group) {
-      const uint8_t* from = packed_ + group * Format::kPackedBytes;
-      auto* to = reinterpret_cast<__m256i*>(unpacked_ + group * kUnpackedGroupBytes);
-      OCTAVO_UNROLL
-      for (int step = 0; step < Format::kSteps; ++step) {
-        _mm256_store_si256(to + 2 * step, Format::weights(from, step, 0));
-        _mm256_store_si256(to + 2 * step + 1, Format::weights(from, step, 1));
-      }
+    group_begin_ = begin / kGroupInputs;
+    num_groups_ = static_cast<int>(end / kGroupInputs - group_begin_);
+    const uint8_t* block = panel + group_begin_ * kGroupBytes;
+    packed_block_ = block;
+    for (int first = 0; first < num_groups_; first += 8) {
+      const int count = num_groups_ - first < 8 ? num_groups_ - first : 8;
+      Format::load_scales(block, count, scales_ + first * Format::kScales);
+      const uint8_t* group = block + count * Format::kScaleBytes;
+      if (unpack) unpack_groups(group, count, unpacked_ + first * kUnpackedGroupBytes);
+      block = group + count * Format::kPackedBytes;
     }
   }
 
@@ -210,7 +200,8 @@ class GroupKernel {
     const int32_t* offsets = job_.quantised.offsets + 2 * slot;
     const uint8_t* input = Format::kSteps == 16 ? reinterpret_cast<const uint8_t*>(job_.quantised.words + 32 * slot)
                                                 : reinterpret_cast<const uint8_t*>(job_.quantised.bytes + 32 * slot);
-    const uint8_t* weights = kUnpacked ? unpacked_ : packed_;
+    const uint8_t* weights = kUnpacked ? unpacked_ : packed_block_ + num_groups_ * Format::kScaleBytes;
+    const uint8_t* ahead = packed_block_ + kPrefetchBytes;
     const float* scales = scales_;
     __m256 total[kRows][2];
     OCTAVO_UNROLL
@@ -230,7 +221,13 @@ class GroupKernel {
         total[r][0] = _mm256_fmadd_ps(value[r][0], row_scale, total[r][0]);
         total[r][1] = _mm256_fmadd_ps(value[r][1], row_scale, total[r][1]);
       }
-      if constexpr (!kUnpacked) prefetch_group(weights);
+      if constexpr (!kUnpacked) {
+        OCTAVO_UNROLL
+        for (int byte = 0; byte < kGroupBytes; byte += 64) {
+          _mm_prefetch(reinterpret_cast<const char*>(ahead + byte), _MM_HINT_T0);
+        }
+        ahead += kGroupBytes;
+      }
       weights += kUnpacked ? kUnpackedGroupBytes : Format::kPackedBytes;
       input += 4 * Format::kSteps * kRows;
       row_scales += 2 * kRows;
@@ -245,6 +242,7 @@ class GroupKernel {
   }
 
  private:
+  static constexpr int kGroupBytes = Format::kScaleBytes + Format::kPackedBytes;
   static constexpr int kUnpackedGroupBytes = 64 * Format::kSteps;
 
   template <int kRows, bool kUnpacked>
@@ -284,17 +282,21 @@ class GroupKernel {
     }
   }
 
-  OCTAVO_INLINE void prefetch_group(const uint8_t* weights) {
-    OCTAVO_UNROLL
-    for (int byte = 0; byte < Format::kPackedBytes; byte += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(weights + kPrefetchBytes + byte), _MM_HINT_T0);
+  static void unpack_groups(const uint8_t* group, int count, uint8_t* unpacked) {
+    auto* to = reinterpret_cast<__m256i*>(unpacked);
+    for (int i = 0; i < count; ++i, group += Format::kPackedBytes, to += 2 * Format::kSteps) {
+      OCTAVO_UNROLL
+      for (int step = 0; step < Format::kSteps; ++step) {
+        _mm256_store_si256(to + 2 * step, Format::weights(group, step, 0));
+        _mm256_store_si256(to + 2 * step + 1, Format::weights(group, step, 1));
+      }
     }
   }
 
   const PanelJob& job_;
   uint8_t* const unpacked_;  // [group][step][2 halves][32 bytes]
   float* const scales_;      // [group][Format::kScales]
-  const uint8_t* packed_ = nullptr;
+  const uint8_t* packed_block_ = nullptr;
   int64_t group_begin_ = 0;
   int num_groups_ = 0;
 };

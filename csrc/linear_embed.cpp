@@ -30,72 +30,73 @@ void read_floats(const PackedPart& part, const uint8_t* panel, int lane, int64_t
   }
 }
 
-// One group of 32. `scales` is the scale area of the panel, `group` the group's weights.
-void read_int8(const uint8_t* scales, const uint8_t* group, int64_t index, int lane, float* out) {
+// The functions below read one group of 32: `scales` are those of its block, `index` its place in the block.
+
+void read_int8(const uint8_t* scales, const uint8_t* group, int index, int lane, float* out) {
   const float scale = half_at(scales + 32 * index + 2 * lane);
   for (int k = 0; k < kGroupInputs; ++k) {
     out[k] = scale * static_cast<float>(static_cast<int8_t>(group[k / 2 * 32 + 2 * lane + k % 2]));
   }
 }
 
-void read_q4_0(const uint8_t* scales, const uint8_t* group, int64_t index, int lane, float* out) {
+void read_q4_0(const uint8_t* scales, const uint8_t* group, int index, int lane, float* out) {
   const float scale = half_at(scales + 32 * index + 2 * lane);
   for (int k = 0; k < kGroupInputs; ++k) out[k] = scale * static_cast<float>(nibble_at(group, lane, k) - 8);
 }
 
-void read_q4_1(const uint8_t* scales, const uint8_t* group, int64_t index, int lane, float* out) {
+void read_q4_1(const uint8_t* scales, const uint8_t* group, int index, int lane, float* out) {
   const float scale = half_at(scales + 64 * index + 2 * lane);
   const float minimum = half_at(scales + 64 * index + 32 + 2 * lane);
   for (int k = 0; k < kGroupInputs; ++k) out[k] = scale * static_cast<float>(nibble_at(group, lane, k)) + minimum;
 }
 
-void read_q4_k(const uint8_t* scales, const uint8_t* group, int64_t index, int lane, float* out) {
-  const uint8_t* block = scales + index / 8 * 256;
-  const int j = static_cast<int>(index % 8);
-  const auto byte = [&](int i) { return static_cast<int>(block[64 + 16 * i + lane]); };
-  const int scale6 = j < 4 ? byte(j) & 63 : (byte(j + 4) & 15) | (byte(j - 4) >> 6) << 4;
-  const int minimum6 = j < 4 ? byte(j + 4) & 63 : byte(j + 4) >> 4 | (byte(j) >> 6) << 4;
-  const float scale = half_at(block + 2 * lane) * static_cast<float>(scale6);
-  const float minimum = half_at(block + 32 + 2 * lane) * static_cast<float>(minimum6);
+void read_q4_k(const uint8_t* scales, const uint8_t* group, int index, int lane, float* out) {
+  const auto byte = [&](int i) { return static_cast<int>(scales[64 + 16 * i + lane]); };
+  const bool is_first = index < 4;
+  const int scale6 = is_first ? byte(index) & 63 : (byte(index + 4) & 15) | (byte(index - 4) >> 6) << 4;
+  const int minimum6 = is_first ? byte(index + 4) & 63 : byte(index + 4) >> 4 | (byte(index) >> 6) << 4;
+  const float scale = half_at(scales + 2 * lane) * static_cast<float>(scale6);
+  const float minimum = half_at(scales + 32 + 2 * lane) * static_cast<float>(minimum6);
   for (int k = 0; k < kGroupInputs; ++k) out[k] = scale * static_cast<float>(nibble_at(group, lane, k)) - minimum;
 }
 
-void read_q6_k(const uint8_t* scales, const uint8_t* group, int64_t index, int lane, float* out) {
-  const uint8_t* block = scales + index / 8 * 288;
+void read_q6_k(const uint8_t* scales, const uint8_t* group, int index, int lane, float* out) {
+  const float d = half_at(scales + 2 * lane);
   for (int k = 0; k < kGroupInputs; ++k) {
-    const int64_t sub_block = 2 * (index % 8) + k / 16;
-    const auto scale = static_cast<int8_t>(block[32 + 16 * sub_block + lane]);
+    const auto scale = static_cast<int8_t>(scales[32 + 16 * (2 * index + k / 16) + lane]);
     const int high = (group[256 + k / 16 * 64 + 4 * lane + k % 4] >> (2 * (k % 16 / 4))) & 3;
     const int number = (nibble_at(group, lane, k) | high << 4) - 32;
-    out[k] = half_at(block + 2 * lane) * static_cast<float>(scale) * static_cast<float>(number);
+    out[k] = d * static_cast<float>(scale) * static_cast<float>(number);
+  }
+}
+
+void read_group(WeightKind kind, const uint8_t* scales, const uint8_t* group, int index, int lane, float* out) {
+  switch (kind) {
+    case WeightKind::int8:
+      return read_int8(scales, group, index, lane, out);
+    case WeightKind::q4_0:
+      return read_q4_0(scales, group, index, lane, out);
+    case WeightKind::q4_1:
+      return read_q4_1(scales, group, index, lane, out);
+    case WeightKind::q4_k:
+      return read_q4_k(scales, group, index, lane, out);
+    default:
+      return read_q6_k(scales, group, index, lane, out);
   }
 }
 
 void read_row(const PackedPart& part, int64_t row, int64_t num_inputs, float* out) {
-  const uint8_t* panel = part.panels.get() + row / kPanelOutputs * part.layout.panel_bytes;
+  const uint8_t* panel = part.panels.get() + row / kPanelOutputs * part.panel_bytes;
   const int lane = static_cast<int>(row % kPanelOutputs);
   if (!is_quantised(part.kind)) return read_floats(part, panel, lane, num_inputs, out);
-  const uint8_t* group = panel + part.layout.scale_bytes;
-  for (int64_t index = 0; index < num_inputs / kGroupInputs; ++index) {
-    switch (part.kind) {
-      case WeightKind::int8:
-        read_int8(panel, group, index, lane, out);
-        break;
-      case WeightKind::q4_0:
-        read_q4_0(panel, group, index, lane, out);
-        break;
-      case WeightKind::q4_1:
-        read_q4_1(panel, group, index, lane, out);
-        break;
-      case WeightKind::q4_k:
-        read_q4_k(panel, group, index, lane, out);
-        break;
-      default:
-        read_q6_k(panel, group, index, lane, out);
-        break;
+  const uint8_t* block = panel;
+  for (int64_t left = num_inputs / kGroupInputs; left > 0; left -= kBlockGroups) {
+    const int count = static_cast<int>(left < kBlockGroups ? left : kBlockGroups);
+    const uint8_t* group = block + count * part.layout.scale_bytes;
+    for (int index = 0; index < count; ++index, group += part.layout.weight_bytes, out += kGroupInputs) {
+      read_group(part.kind, block, group, index, lane, out);
     }
-    group += part.layout.group_bytes;
-    out += kGroupInputs;
+    block = group;
   }
 }
 

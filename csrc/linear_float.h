@@ -12,7 +12,7 @@ class FloatKernel {
  public:
   static constexpr int kMaxTileRows = 6;  // 6 rows x 16 outputs: 12 accumulators, 2 weights, 1 input
   static constexpr int kPackedRows = kKind == WeightKind::f32 ? 1 << 30 : kMaxTileRows;
-  static constexpr int kPieceInputs = kChunkInputs;
+  static constexpr int kPieceInputs = kPackedInputs;
 
   explicit FloatKernel(const PanelJob& job) : job_(job) {}
 

@@ -15,8 +15,8 @@ namespace octavo {
 struct PanelJob {
   WeightKind kind;
   const uint8_t* panels;  // of the tensor, not of the range
-  int64_t scale_bytes;    // see PanelLayout
-  int64_t group_bytes;
+  int64_t scale_bytes;    // per group, see PanelLayout
+  int64_t weight_bytes;
   int64_t panel_bytes;
   int64_t panel_begin;
   int64_t panel_end;
@@ -48,8 +48,8 @@ extern const LinearKernels kAvx2LinearKernels;
 constexpr int kBlockRows = 192;
 
 // An unpacked piece of a panel has to share the first-level cache with activations and accumulators.
-constexpr int kChunkGroups = 24;   // groups of a piece with integer weights, a multiple of a super-block's 8
-constexpr int kChunkInputs = 256;  // inputs of a piece with float weights
+constexpr int kChunkGroups = 24;    // groups of a piece with integer weights, a multiple of a super-block's 8
+constexpr int kPackedInputs = 256;  // inputs of a piece that is read packed: one block
 constexpr size_t kUnpackedBytes = static_cast<size_t>(kChunkGroups) * 1024;  // int8 widened to int16 is the largest
 constexpr size_t kUnpackedScaleBytes = static_cast<size_t>(kChunkGroups) * 2 * 64;
 constexpr size_t kPanelScratchBytes = kUnpackedBytes + kUnpackedScaleBytes;

@@ -11,7 +11,7 @@
 // A kernel K supplies
 //   kMaxTileRows             rows of its largest tile
 //   kPackedRows              with at most this many rows, tiles read the packed weights and nothing is unpacked
-//   kPieceInputs             inputs of a piece
+//   kPieceInputs             inputs of a piece that is unpacked
 //   K(job)                   remembers the job
 //   load(panel, begin, end, unpack)    points it at inputs [begin, end) of a panel
 //   tile<R, kUnpacked>(row, sums)      adds R rows x 16 outputs of that piece to `sums` [R][16]
@@ -72,12 +72,12 @@ void run_panels_of(const PanelJob& job) {
   for (int row_begin = 0; row_begin < job.num_rows; row_begin += kRowsOfBlock) {
     const int num_rows = job.num_rows - row_begin < kRowsOfBlock ? job.num_rows - row_begin : kRowsOfBlock;
     const bool unpack = num_rows > Kernel::kPackedRows;
+    const int64_t piece = unpack ? Kernel::kPieceInputs : kPackedInputs;
     for (int64_t panel = job.panel_begin; panel < job.panel_end; ++panel) {
       for (int i = 0; i < num_rows * 16; i += 8) store(sums + i, splat(0.0f));
       const uint8_t* packed = job.panels + panel * job.panel_bytes;
-      for (int64_t begin = 0; begin < job.num_inputs; begin += Kernel::kPieceInputs) {
-        const int64_t left = job.num_inputs - begin;
-        kernel.load(packed, begin, left < Kernel::kPieceInputs ? job.num_inputs : begin + Kernel::kPieceInputs, unpack);
+      for (int64_t begin = 0; begin < job.num_inputs; begin += piece) {
+        kernel.load(packed, begin, job.num_inputs - begin < piece ? job.num_inputs : begin + piece, unpack);
         for (int row = 0; row < num_rows; row += kRowsOfTile) {
           run_tile<Kernel, kRowsOfTile>(kernel, num_rows - row, unpack, row_begin + row, sums + row * 16);
         }

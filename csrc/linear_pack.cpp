@@ -1,18 +1,13 @@
 #include <algorithm>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 #include <string>
 
 #include "linear_layout.h"
+#include "linear_memory.h"
 
 namespace octavo {
 namespace {
-
-constexpr size_t kAlignment = 64;
-constexpr int64_t kScaleBytes = 2;  // f16
-constexpr int64_t kSubScaleBytes = 12;
-constexpr int64_t kSubBlocks = 16;
 
 struct BlockSize {
   int64_t inputs;
@@ -56,88 +51,101 @@ void copy_units(const uint8_t* from, int unit_bytes, int num_units, int lane, ui
   }
 }
 
-void pack_int8(const uint8_t* row, int64_t num_inputs, int lane, const PanelLayout& layout, uint8_t* panel) {
-  for (int64_t group = 0; group < num_inputs / kGroupInputs; ++group, row += 34) {
-    copy_units(row, 2, 1, lane, panel + group * 32);
-    copy_units(row + 2, 2, 16, lane, panel + layout.scale_bytes + group * layout.group_bytes);
-  }
+// Where a group of a panel lies.
+struct GroupPlace {
+  uint8_t* scales;  // of its block
+  uint8_t* group;
+  int index;  // in its block
+};
+
+GroupPlace place_of(uint8_t* panel, const PanelLayout& layout, int64_t num_groups, int64_t group) {
+  const int64_t first = group / kBlockGroups * kBlockGroups;
+  const int64_t count = std::min<int64_t>(kBlockGroups, num_groups - first);
+  uint8_t* block = panel + first * (layout.scale_bytes + layout.weight_bytes);
+  const int64_t index = group - first;
+  return {block, block + count * layout.scale_bytes + index * layout.weight_bytes, static_cast<int>(index)};
+}
+
+void pack_int8(const uint8_t* row, int lane, const GroupPlace& to) {
+  copy_units(row, 2, 1, lane, to.scales + to.index * 32);
+  copy_units(row + 2, 2, 16, lane, to.group);
 }
 
 // A file's block of 32 already pairs input i with input 16 + i in one byte, which is what a panel wants.
-void pack_nibbles(const uint8_t* row, int64_t num_inputs, int num_scales, int lane, const PanelLayout& layout,
-                  uint8_t* panel) {
-  for (int64_t group = 0; group < num_inputs / kGroupInputs; ++group) {
-    copy_units(row, 2, num_scales, lane, panel + group * num_scales * 32);
-    row += num_scales * kScaleBytes;
-    copy_units(row, 4, 4, lane, panel + layout.scale_bytes + group * layout.group_bytes);
-    row += 16;
-  }
+void pack_nibbles(const uint8_t* row, int num_scales, int lane, const GroupPlace& to) {
+  copy_units(row, 2, num_scales, lane, to.scales + to.index * num_scales * 32);
+  copy_units(row + 2 * num_scales, 4, 4, lane, to.group);
 }
 
 // Packs 32 numbers below 16 as the nibbles of one group.
-void pack_group_nibbles(const uint8_t* numbers, int lane, uint8_t* group) {
+void pack_numbers(const uint8_t* numbers, int lane, uint8_t* group) {
   uint8_t bytes[16];
   for (int i = 0; i < 16; ++i) bytes[i] = static_cast<uint8_t>((numbers[i] & 15) | (numbers[16 + i] & 15) << 4);
   copy_units(bytes, 4, 4, lane, group);
 }
 
-void pack_q4_k(const uint8_t* row, int64_t num_inputs, int lane, const PanelLayout& layout, uint8_t* panel) {
-  uint8_t* group_out = panel + layout.scale_bytes;
-  for (int64_t block = 0; block < num_inputs / kSuperBlockInputs; ++block, row += 144) {
-    copy_units(row, 2, 2, lane, panel);
-    copy_units(row + 4, 1, 12, lane, panel + 64);
-    panel += 64 + kSubScaleBytes * kPanelOutputs;
-    for (int group = 0; group < 8; ++group, group_out += layout.group_bytes) {
-      const uint8_t* bytes = row + 16 + (group / 2) * 32;  // two groups share 32 bytes: low halves, then high halves
-      uint8_t numbers[32];
-      for (int i = 0; i < 32; ++i) numbers[i] = (bytes[i] >> (4 * (group % 2))) & 15;
-      pack_group_nibbles(numbers, lane, group_out);
+// `row` is the super-block of the file.
+void pack_q4_k(const uint8_t* row, int lane, const GroupPlace& to) {
+  if (to.index == 0) {
+    copy_units(row, 2, 2, lane, to.scales);
+    copy_units(row + 4, 1, 12, lane, to.scales + 64);
+  }
+  const uint8_t* bytes = row + 16 + to.index / 2 * 32;  // two groups share 32 bytes: low halves, then high halves
+  uint8_t numbers[32];
+  for (int i = 0; i < 32; ++i) numbers[i] = (bytes[i] >> (4 * (to.index % 2))) & 15;
+  pack_numbers(numbers, lane, to.group);
+}
+
+// `row` is the super-block of the file.
+void pack_q6_k(const uint8_t* row, int lane, const GroupPlace& to) {
+  if (to.index == 0) {
+    copy_units(row + 208, 2, 1, lane, to.scales);
+    copy_units(row + 192, 1, 16, lane, to.scales + 32);
+  }
+  // Each half of 128 inputs has 64 bytes of low nibbles and 32 bytes with four two-bit fields.
+  const int quarter = to.index % 4;
+  const uint8_t* low = row + to.index / 4 * 64 + quarter % 2 * 32;
+  const uint8_t* high = row + 128 + to.index / 4 * 32;
+  uint8_t numbers[32];
+  uint8_t fields[8] = {};
+  for (int i = 0; i < 32; ++i) {
+    numbers[i] = (low[i] >> (4 * (quarter / 2))) & 15;
+    const int two_bits = (high[i] >> (2 * quarter)) & 3;
+    fields[i / 16 * 4 + i % 4] |= static_cast<uint8_t>(two_bits << (2 * (i % 16 / 4)));
+  }
+  pack_numbers(numbers, lane, to.group);
+  copy_units(fields, 4, 2, lane, to.group + 256);
+}
+
+void pack_groups(WeightKind kind, const uint8_t* row, int64_t num_inputs, int lane, uint8_t* panel) {
+  const PanelLayout layout = panel_layout(kind);
+  const int64_t num_groups = num_inputs / kGroupInputs;
+  for (int64_t group = 0; group < num_groups; ++group) {
+    const GroupPlace to = place_of(panel, layout, num_groups, group);
+    switch (kind) {
+      case WeightKind::int8:
+        pack_int8(row + group * 34, lane, to);
+        break;
+      case WeightKind::q4_0:
+        pack_nibbles(row + group * 18, 1, lane, to);
+        break;
+      case WeightKind::q4_1:
+        pack_nibbles(row + group * 20, 2, lane, to);
+        break;
+      case WeightKind::q4_k:
+        pack_q4_k(row + group / kBlockGroups * 144, lane, to);
+        break;
+      default:
+        pack_q6_k(row + group / kBlockGroups * 210, lane, to);
+        break;
     }
   }
 }
 
-void pack_q6_k(const uint8_t* row, int64_t num_inputs, int lane, const PanelLayout& layout, uint8_t* panel) {
-  uint8_t* group_out = panel + layout.scale_bytes;
-  for (int64_t block = 0; block < num_inputs / kSuperBlockInputs; ++block, row += 210) {
-    copy_units(row + 208, 2, 1, lane, panel);
-    copy_units(row + 192, 1, 16, lane, panel + 32);
-    panel += 32 + kSubBlocks * kPanelOutputs;
-    for (int group = 0; group < 8; ++group, group_out += layout.group_bytes) {
-      // Each half of 128 inputs has 64 bytes of low nibbles and 32 bytes with four two-bit fields.
-      const uint8_t* low = row + (group / 4) * 64 + (group % 2) * 32;
-      const uint8_t* high = row + 128 + (group / 4) * 32;
-      uint8_t numbers[32];
-      uint8_t fields[8] = {};
-      for (int i = 0; i < 32; ++i) {
-        numbers[i] = (low[i] >> (4 * (group % 4 / 2))) & 15;
-        const int two_bits = (high[i] >> (2 * (group % 4))) & 3;
-        fields[i / 16 * 4 + i % 4] |= static_cast<uint8_t>(two_bits << (2 * (i % 16 / 4)));
-      }
-      pack_group_nibbles(numbers, lane, group_out);
-      copy_units(fields, 4, 2, lane, group_out + 256);
-    }
-  }
-}
-
-void pack_row(WeightKind kind, const uint8_t* row, int64_t num_inputs, int lane, const PanelLayout& layout,
-              uint8_t* panel) {
-  switch (kind) {
-    case WeightKind::f32:
-      return pack_floats<uint32_t>(row, num_inputs, lane, panel);
-    case WeightKind::f16:
-    case WeightKind::bf16:
-      return pack_floats<uint16_t>(row, num_inputs, lane, panel);
-    case WeightKind::int8:
-      return pack_int8(row, num_inputs, lane, layout, panel);
-    case WeightKind::q4_0:
-      return pack_nibbles(row, num_inputs, 1, lane, layout, panel);
-    case WeightKind::q4_1:
-      return pack_nibbles(row, num_inputs, 2, lane, layout, panel);
-    case WeightKind::q4_k:
-      return pack_q4_k(row, num_inputs, lane, layout, panel);
-    case WeightKind::q6_k:
-      return pack_q6_k(row, num_inputs, lane, layout, panel);
-  }
+void pack_row(WeightKind kind, const uint8_t* row, int64_t num_inputs, int lane, uint8_t* panel) {
+  if (kind == WeightKind::f32) return pack_floats<uint32_t>(row, num_inputs, lane, panel);
+  if (!is_quantised(kind)) return pack_floats<uint16_t>(row, num_inputs, lane, panel);
+  pack_groups(kind, row, num_inputs, lane, panel);
 }
 
 PackedPart pack_part(const LinearPart& part, int64_t num_inputs, int64_t first_output) {
@@ -154,19 +162,20 @@ PackedPart pack_part(const LinearPart& part, int64_t num_inputs, int64_t first_o
   packed.first_output = first_output;
   packed.num_outputs = part.num_outputs;
   packed.num_panels = (part.num_outputs + kPanelOutputs - 1) / kPanelOutputs;
-  packed.layout = panel_layout(part.kind, num_inputs);
-  const size_t num_bytes = static_cast<size_t>(packed.num_panels * packed.layout.panel_bytes);
-  packed.panels.reset(static_cast<uint8_t*>(::operator new[](num_bytes, std::align_val_t{kAlignment})));
+  packed.layout = panel_layout(part.kind);
+  packed.panel_bytes = file_row_bytes(part.kind, num_inputs) * kPanelOutputs;
+  const size_t num_bytes = static_cast<size_t>(packed.num_panels * packed.panel_bytes);
+  packed.panels = weight_memory(num_bytes);
 
   const int64_t row_bytes = file_row_bytes(part.kind, num_inputs);
   const auto* rows = static_cast<const uint8_t*>(part.rows);
   for (int64_t panel = 0; panel < packed.num_panels; ++panel) {
-    uint8_t* to = packed.panels.get() + panel * packed.layout.panel_bytes;
+    uint8_t* to = packed.panels.get() + panel * packed.panel_bytes;
     const int64_t first = panel * kPanelOutputs;
     const int num_lanes = static_cast<int>(std::min<int64_t>(kPanelOutputs, part.num_outputs - first));
-    if (num_lanes < kPanelOutputs) std::memset(to, 0, static_cast<size_t>(packed.layout.panel_bytes));
+    if (num_lanes < kPanelOutputs) std::memset(to, 0, static_cast<size_t>(packed.panel_bytes));
     for (int lane = 0; lane < num_lanes; ++lane) {
-      pack_row(part.kind, rows + (first + lane) * row_bytes, num_inputs, lane, packed.layout, to);
+      pack_row(part.kind, rows + (first + lane) * row_bytes, num_inputs, lane, to);
     }
   }
   if (part.bias != nullptr) {
@@ -178,8 +187,6 @@ PackedPart pack_part(const LinearPart& part, int64_t num_inputs, int64_t first_o
 
 }  // namespace
 
-void AlignedDelete::operator()(uint8_t* bytes) const { ::operator delete[](bytes, std::align_val_t{kAlignment}); }
-
 bool is_quantised(WeightKind kind) { return inputs_multiple(kind) > 1; }
 
 int64_t inputs_multiple(WeightKind kind) { return block_of(kind).inputs; }
@@ -189,34 +196,23 @@ int64_t file_row_bytes(WeightKind kind, int64_t num_inputs) {
   return num_inputs / block.inputs * block.bytes;
 }
 
-PanelLayout panel_layout(WeightKind kind, int64_t num_inputs) {
-  const int64_t groups = num_inputs / kGroupInputs;
-  const int64_t super_blocks = num_inputs / kSuperBlockInputs;
-  PanelLayout layout{};
-  layout.panel_bytes = file_row_bytes(kind, num_inputs) * kPanelOutputs;
+PanelLayout panel_layout(WeightKind kind) {
   switch (kind) {
     case WeightKind::f32:
+      return {0, 2048};
     case WeightKind::f16:
     case WeightKind::bf16:
-      layout.group_bytes = file_row_bytes(kind, kGroupInputs) * kPanelOutputs;
-      return layout;
+      return {0, 1024};
     case WeightKind::int8:
-      layout.group_bytes = 512;
-      layout.scale_bytes = groups * kScaleBytes * kPanelOutputs;
-      return layout;
+      return {32, 512};
     case WeightKind::q4_0:
+      return {32, 256};
     case WeightKind::q4_1:
-      layout.group_bytes = 256;
-      layout.scale_bytes = groups * kScaleBytes * kPanelOutputs * (kind == WeightKind::q4_1 ? 2 : 1);
-      return layout;
+      return {64, 256};
     case WeightKind::q4_k:
-      layout.group_bytes = 256;
-      layout.scale_bytes = super_blocks * (2 * kScaleBytes + kSubScaleBytes) * kPanelOutputs;
-      return layout;
+      return {(32 + 32 + 192) / kBlockGroups, 256};
     case WeightKind::q6_k:
-      layout.group_bytes = 384;
-      layout.scale_bytes = super_blocks * (kScaleBytes + kSubBlocks) * kPanelOutputs;
-      return layout;
+      return {(32 + 256) / kBlockGroups, 384};
   }
   throw std::invalid_argument("unknown weight kind");
 }
@@ -242,7 +238,7 @@ int64_t linear_num_inputs(const PackedLinear& linear) { return linear.num_inputs
 size_t linear_resident_bytes(const PackedLinear& linear) {
   size_t num_bytes = 0;
   for (const PackedPart& part : linear.parts) {
-    num_bytes += static_cast<size_t>(part.num_panels * part.layout.panel_bytes) + part.bias.size() * sizeof(float);
+    num_bytes += static_cast<size_t>(part.num_panels * part.panel_bytes) + part.bias.size() * sizeof(float);
   }
   return num_bytes;
 }

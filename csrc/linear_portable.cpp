@@ -20,27 +20,25 @@ struct GroupScales {
   float minimum[16];
 };
 
-// `panel` is the packed panel; `group` counts from its start.
-void unpack_scales(WeightKind kind, const uint8_t* panel, int64_t group, GroupScales* scales) {
-  const int j = static_cast<int>(group % 8);
+// `block` are the scales of a block, `j` is the place of a group in it.
+void unpack_scales(WeightKind kind, const uint8_t* block, int j, GroupScales* scales) {
   switch (kind) {
     case WeightKind::int8:
-      for (int o = 0; o < 16; ++o) scales->scale[0][o] = half_at(panel + 32 * group, o);
+      for (int o = 0; o < 16; ++o) scales->scale[0][o] = half_at(block + 32 * j, o);
       return;
     case WeightKind::q4_0:
       for (int o = 0; o < 16; ++o) {
-        scales->scale[0][o] = half_at(panel + 32 * group, o);
+        scales->scale[0][o] = half_at(block + 32 * j, o);
         scales->minimum[o] = -8.0f * scales->scale[0][o];
       }
       return;
     case WeightKind::q4_1:
       for (int o = 0; o < 16; ++o) {
-        scales->scale[0][o] = half_at(panel + 64 * group, o);
-        scales->minimum[o] = half_at(panel + 64 * group, 16 + o);
+        scales->scale[0][o] = half_at(block + 64 * j, o);
+        scales->minimum[o] = half_at(block + 64 * j, 16 + o);
       }
       return;
-    case WeightKind::q4_k: {
-      const uint8_t* block = panel + group / 8 * 256;
+    case WeightKind::q4_k:
       for (int o = 0; o < 16; ++o) {
         const auto byte = [&](int index) { return static_cast<int>(block[64 + 16 * index + o]); };
         const int scale = j < 4 ? byte(j) & 63 : (byte(j + 4) & 15) | (byte(j - 4) >> 6) << 4;
@@ -49,16 +47,13 @@ void unpack_scales(WeightKind kind, const uint8_t* panel, int64_t group, GroupSc
         scales->minimum[o] = -(half_at(block, 16 + o) * static_cast<float>(minimum));
       }
       return;
-    }
-    default: {  // q6_k
-      const uint8_t* block = panel + group / 8 * 288;
+    default:  // q6_k
       for (int s = 0; s < 2; ++s) {
         for (int o = 0; o < 16; ++o) {
           const auto scale = static_cast<int8_t>(block[32 + 16 * (2 * j + s) + o]);
           scales->scale[s][o] = half_at(block, o) * static_cast<float>(scale);
         }
       }
-    }
   }
 }
 
@@ -93,10 +88,15 @@ class GroupKernel {
   void load(const uint8_t* panel, int64_t begin, int64_t end, bool) {
     begin_ = begin;
     num_groups_ = static_cast<int>((end - begin) / kGroupInputs);
-    for (int i = 0; i < num_groups_; ++i) {
-      const int64_t group = begin / kGroupInputs + i;
-      unpack_scales(kKind, panel, group, &scales_[i]);
-      unpack_numbers(kKind, panel + job_.scale_bytes + group * job_.group_bytes, numbers_ + 512 * i);
+    const uint8_t* block = panel + begin / kGroupInputs * (job_.scale_bytes + job_.weight_bytes);
+    for (int first = 0; first < num_groups_; first += 8) {
+      const int count = num_groups_ - first < 8 ? num_groups_ - first : 8;
+      const uint8_t* group = block + count * job_.scale_bytes;
+      for (int j = 0; j < count; ++j, group += job_.weight_bytes) {
+        unpack_scales(kKind, block, j, &scales_[first + j]);
+        unpack_numbers(kKind, group, numbers_ + 512 * (first + j));
+      }
+      block = group;
     }
   }
 
