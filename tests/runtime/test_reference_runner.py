@@ -347,6 +347,7 @@ def test_prompt_tokens_are_scored_alike_whole_in_chunks_and_beside_others():
         other = Chunk("o", make_tokens(9), tables=[[60]], targets=make_tokens(9))
         scores += runner.execute(make_plan([other, chunk])).prompt_logprobs[1]
 
+    assert whole.samples[0].logprobs.top == run_alone(make_runner(), FULL, tokens)[0][0].logprobs.top[:8]
     assert tuple(scores) == whole.prompt_logprobs[0]
     assert [score.token_id for score in scores] == tokens[1:]
     assert all(len(score.top) == 4 for score in scores)
@@ -408,6 +409,10 @@ def test_a_step_may_choose_nothing(chunks):
 def test_samples_come_in_the_order_of_the_plan():
     chunks = [Chunk(name, make_tokens(5, seed=i), tables=[[i + 1]]) for i, name in enumerate("abc")]
     plan = make_plan(chunks)
+    in_order = make_runner().execute(plan).samples
     shuffled = replace(plan, samples=(plan.samples[2], plan.samples[0]))
 
-    assert [one.request_id for one in make_runner().execute(shuffled).samples] == ["c", "a"]
+    answers = make_runner().execute(shuffled).samples
+
+    assert [one.request_id for one in answers] == ["c", "a"]
+    assert answers == (in_order[2], in_order[0])

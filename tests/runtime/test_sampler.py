@@ -144,6 +144,7 @@ def test_top_p_keeps_up_to_the_token_that_reaches_it():
     assert kept_ids(half_quarter_quarter, top_p=0.51) == [0, 1]
     assert kept_ids(half_quarter_quarter, top_p=0.76) == [0, 1, 2]
     assert kept_ids(half_quarter_quarter, top_p=0.99) == [0, 1, 2, 3]
+    assert kept_ids(logits_of(1, 1, 1, 1), top_p=0.5) == [0, 1]  # reached exactly, ties by id
 
 
 def test_top_p_is_a_share_of_what_top_k_left():
