@@ -40,9 +40,9 @@ class BlockKey:
     def is_same_content(self, other: BlockKey) -> bool:
         """Say whether both keys name the same tokens after the same history.
 
-        Walks up until the two chains meet in one object. On success this key's chain is joined to the other's (equal
-        content, so nothing changes in meaning), and the comparison one block further down stops after two steps:
-        without that, matching n blocks whose keys were made twice would cost n^2.
+        Walks up until the two chains meet in one object. On success every key of this chain is joined to the other's
+        (equal content, so nothing changes in meaning), and the next comparison in either direction stops after two
+        steps: without that, matching n blocks whose keys were made twice would cost n^2.
         """
         mine: BlockKey | None = self
         theirs: BlockKey | None = other
@@ -50,8 +50,11 @@ class BlockKey:
             if mine is None or theirs is None or mine.tokens != theirs.tokens:
                 return False
             mine, theirs = mine.parent, theirs.parent
-        if self is not other:
-            self.parent = other.parent
+        mine, theirs = self, other
+        while mine is not None and theirs is not None and mine is not theirs:
+            above = mine.parent
+            mine.parent = theirs.parent
+            mine, theirs = above, theirs.parent
         return True
 
 

@@ -32,7 +32,7 @@ def root_key(fingerprint: bytes, salt: str | None, hash_function: HashFunction =
 
     Parts are length-prefixed, so that ("ab", "c") and ("a", "bc") differ; `None` and "" differ by a tag byte.
     """
-    salt_bytes = b"" if salt is None else salt.encode()
+    salt_bytes = b"" if salt is None else salt.encode("utf-8", "surrogatepass")  # any string that JSON can carry
     parts = len(fingerprint).to_bytes(4, "little") + fingerprint + (b"\0" if salt is None else b"\1") + salt_bytes
     return BlockKey(None, parts, hash_function(b"octavo", parts))
 
