@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from octavo.core.events import BlockCopied, BlockEvicted, EventLog
+from octavo.core.events import BlockEvicted, EventLog
 from octavo.core.kv_cache import GroupSpec
-from octavo.core.step import NULL_BLOCK
 from octavo.testing.factories import CoreSetup, make_paged_kv_cache, make_request
 
 FULL = GroupSpec()
@@ -170,3 +169,63 @@ def test_promised_room_is_there_for_the_first_chunk():
             request.num_computed_tokens = match.num_tokens
             cache.compute(request, min(request.num_known_tokens, match.num_tokens + chunk))
     assert num_promises > 100
+
+
+# ---- order of reuse ----
+
+
+def evicted_hashes(cache):
+    return [event.block_id for event in cache.log.drain() if isinstance(event, BlockEvicted)]
+
+
+def test_tail_of_a_request_is_evicted_before_its_head():
+    """A has 6 blocks cached, 2 are unused. Four new blocks take the 2 and A's last 2; 16 tokens still hit (OPN-06)."""
+    cache = Cache(num_blocks=8)
+    cache.warm(range(24))
+    table = [event.block_id for event in cache.log.drain() if type(event).__name__ == "BlockCached"]
+
+    cache.warm(range(100, 116))
+
+    assert evicted_hashes(cache) == [table[5], table[4]]
+    assert cache.hit(range(24)).num_block_tokens == 16
+
+
+def test_blocks_of_all_groups_are_evicted_from_the_tail_together():
+    """Two groups of 4 blocks each. Four evictions leave 2 blocks of each, and 8 tokens hit.
+
+    They used to go group by group: the same four evictions took all of the first group, and nothing hit any more
+    although half of the blocks were still there.
+    """
+    cache = Cache(num_blocks=8, groups=(FULL, FULL))
+    cache.warm(range(16))
+
+    assert cache.kv.pool.allocate(4) is not None
+
+    assert cache.hit([*range(16), 99]).num_block_tokens == 8
+
+
+def test_lookup_stops_at_a_hole():
+    """A's second block is evicted: one block hits, whatever is cached behind the hole (OPN-06)."""
+    cache = Cache(num_blocks=10)
+    cache.warm(range(24))
+    second = next(block for block in cache.kv.pool.blocks if block.key and block.key.tokens == tokens(range(4, 8)))
+    cache.kv.pool._evict(second)
+
+    assert cache.hit(range(24)).num_tokens == 4
+
+
+def test_hit_moves_a_block_to_the_end_of_the_order_of_reuse():
+    """X and Y are cached in this order; X is used again, so Y goes first."""
+    cache = Cache(num_blocks=4)
+    cache.warm(range(8))
+    cache.warm(range(100, 108))
+    cache.warm([*range(8)])
+
+    assert cache.kv.pool.allocate(2) is not None
+
+    assert cache.hit([*range(8), 99]).num_block_tokens == 8
+    assert cache.hit([*range(100, 108), 99]).num_tokens == 0
+
+
+def tokens(ids):
+    return make_request(ids).content.identity(0, len(list(ids)))

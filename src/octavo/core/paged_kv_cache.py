@@ -245,13 +245,17 @@ class PagedKVCache:
         if self._is_caching and keep_cached:
             self._cache_tail(request, holding)
         self._land(request, 0, len(request.keys))
+        # Tail first over all groups at once: a hit needs all groups, so the deepest blocks of each go first.
+        places = [
+            (index, group)
+            for group, table in enumerate(holding.tables)
+            for index in range(holding.num_dropped[group], len(table))
+        ]
+        for index, group in sorted(places, reverse=True):
+            self._pool.release(self._pool.blocks[holding.tables[group][index]])
         for group, table in enumerate(holding.tables):
-            held = table[holding.num_dropped[group] :]
-            held.reverse()
-            for block_id in held:
-                self._pool.release(self._pool.blocks[block_id])
-            if held:
-                block_ids = tuple(BlockId(block_id) for block_id in held)
+            block_ids = tuple(BlockId(block_id) for block_id in reversed(table[holding.num_dropped[group] :]))
+            if block_ids:
                 self._events.emit(BlocksReleased(request_id=request.request_id, group=group, block_ids=block_ids))
         self._finish_copies(holding)
 
@@ -304,9 +308,12 @@ class PagedKVCache:
         if len(found) < len(children):
             return (), 0, None
         run = min(child_run for _, child_run in found)
-        diverged = [block for block, child_run in found if child_run < min(block.num_keyed_tokens, stop - start)]
-        divergence = Divergence(position=start + run, block_id=diverged[0].id) if diverged else None
-        return tuple(block for block, _ in found), run, divergence
+        near_misses = (
+            Divergence(position=start + child_run, block_id=block.id)
+            for block, child_run in found
+            if child_run < min(block.num_keyed_tokens, stop - start)
+        )
+        return tuple(block for block, _ in found), run, next(near_misses, None)
 
     def _find(self, request: Request, group: int, index: int) -> Block | None:
         return self._pool.indexes[group].find(self._key(request, index))

@@ -175,9 +175,11 @@ class Scheduler:
             RequestTooLongError: it could never fit, even alone; nothing is queued.
             InvalidParameterError: empty prompt, or an id that is in use.
         """
+        taken = set[RequestId]()
         for one in (request, *forks):
-            if one.request_id in self._requests:
+            if one.request_id in self._requests or one.request_id in taken:
                 raise InvalidParameterError(f"{one.request_id!r} is in use", param="request_id")
+            taken.add(one.request_id)
         self._check_fits(request)
         for one in (request, *forks):
             one.max_total_tokens = self._max_total_tokens(one)
@@ -516,6 +518,7 @@ class Scheduler:
             lead = self._leads.pop(child.request_id)
             lead.forks = ()
             child.num_hit_tokens = lead.num_hit_tokens
+            child.num_scored_tokens = lead.num_scored_tokens
             if len(self._running) < self._limits.max_num_seqs and self._kv.fork(lead, child):
                 child.set_status(RequestStatus.RUNNING)
                 child.num_computed_tokens = lead.num_computed_tokens
