@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo.engine.stop_strings import StopMatcher, StopStrings
@@ -39,7 +39,9 @@ def run(stops: list[str], pieces: list[str], *, include_stop: bool = False) -> t
     return [*out, released.text], released.stopped_by
 
 
+@settings(max_examples=500)
 @given(text=texts, stops=stop_lists, cuts=st.lists(st.integers(0, 100), max_size=12), include_stop=st.booleans())
+@example(text="xabca", stops=["abcd", "bc"], cuts=[4], include_stop=False)
 def test_text_is_cut_at_the_stop_that_starts_first_however_it_arrives(text, stops, cuts, include_stop):
     out, stopped_by = run(stops, pieces_of(text, cuts), include_stop=include_stop)
 
@@ -106,6 +108,16 @@ def test_known_cases(stops, pieces, expected):
     out, stopped_by = run(stops, pieces)
 
     assert ("".join(out), stopped_by) == expected
+
+
+def test_an_ignored_stop_goes_out_at_once_but_for_what_may_start_another():
+    matcher = StopMatcher(StopStrings(["ab", "bcd"]), include_stop=False)
+
+    assert matcher.feed("xab", may_stop=False).text == "xa"
+    assert matcher.feed("cd").stopped_by == "bcd"
+
+    matcher = StopMatcher(StopStrings(["ab"]), include_stop=False)
+    assert matcher.feed("xab", may_stop=False).text == "xab"
 
 
 def test_a_text_without_beginnings_passes_at_once():

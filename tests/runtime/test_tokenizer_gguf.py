@@ -8,7 +8,7 @@ from array import array
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -120,6 +120,7 @@ def test_ids_equal_those_of_llama_cpp(pre):
 
 @pytest.mark.parametrize("pre", PUBLISHED)
 @given(text=fuzz)
+@example(text="e\u0301 12345 it's IT'S\r\n\r\n  x")
 def test_ids_equal_those_of_the_published_pipeline(pre, text):
     ids = SMALL[pre].encode(text, parse_special=False)
 
@@ -181,6 +182,17 @@ def test_user_defined_tokens_are_always_read_and_always_shown():
 
     assert 2 in ids
     assert tokenizer.decode(ids) == "a<call>b"
+
+
+def test_added_tokens_spell_themselves_whatever_the_byte_table_says():
+    """`é` and `Ġ` stand for the bytes 0xE9 and 0x20 in other tokens."""
+    tokens = ["<|é|>", "<|end|>", "Ġcall", *OTHERS["tokens"][3:]]
+    tokenizer = tokenizer_from_gguf(metadata(ggml__tokens=tokens), "f")
+
+    ids = tokenizer.encode("<|é|>aĠcall")
+
+    assert (ids[0], ids[-1]) == (0, 2)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<|é|>aĠcall"
 
 
 def test_unused_and_missing_ids_spell_nothing():

@@ -201,6 +201,10 @@ def test_without_bytes_a_run_of_strange_characters_is_one_unknown_token():
 
     assert encode_bare(tokenizer, "a日本語a 日") == [5, UNKNOWN, 4, 3, UNKNOWN]
 
+    tokens[3:] = ["b", "a", "aa"]  # not even the space is a piece
+    spaceless = tokenizer_from_gguf(fields | {"tokenizer.ggml.tokens": tokens}, "f")
+    assert encode_bare(spaceless, "日 本 a") == [UNKNOWN, 4]
+
 
 @pytest.mark.parametrize(
     ("changes", "kind", "message"),
