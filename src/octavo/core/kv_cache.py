@@ -24,6 +24,10 @@ class GroupSpec:
 
     window: int | None = None
 
+    def __post_init__(self) -> None:
+        # A window of one token needs nothing from before: every prompt would "hit" without ever having been computed.
+        assert self.window is None or self.window >= 2, f"a window of {self.window} tokens keeps nothing"
+
     def num_blocks(self, num_tokens: int, block_size: int, max_chunk_tokens: int) -> int:
         """Return the most blocks a request of `num_tokens` cached tokens holds at once in this group.
 
