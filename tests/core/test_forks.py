@@ -19,7 +19,7 @@ def check_answers(rig, answers):
 @pytest.mark.parametrize("num_blocks", [64, 7], ids=["roomy", "room for one"])
 @pytest.mark.parametrize("num_prompt", [15, 16, 17, 20, 31, 33])
 def test_four_answers_equal_four_single_requests(num_prompt, num_blocks):
-    """Block size 16; with 7 blocks one answer of 33 + 40 tokens uses 5 of them, so answers wait or start over (OPN-15)."""
+    """Block size 16; of 7 blocks one answer of 33 + 40 tokens uses 5, so answers wait or start over (OPN-15)."""
     rig = Rig(CoreSetup(num_blocks=num_blocks, block_size=16, max_num_seqs=4))
     answers = rig.add_answers(num_prompt, 4, temperature=1.0, seed=7, max_tokens=40)
     rig.run_to_end()
