@@ -84,7 +84,7 @@ def test_tightest_level_of_the_hierarchy_counts(computer):
         {
             "proc/self/cgroup": "0::/slice/app\n",
             "proc/self/mountinfo": MOUNT_V2,
-            "sys/fs/cgroup/slice/app/memory.max": "max\n",
+            "sys/fs/cgroup/slice/app/memory.max": f"{2 * GIB}\n",
             "sys/fs/cgroup/slice/app/memory.current": "1000\n",
             "sys/fs/cgroup/slice/app/cpu.max": "400000 100000\n",
             "sys/fs/cgroup/slice/memory.max": f"{3 * GIB}\n",
