@@ -217,7 +217,7 @@ def test_callers_objects_are_copied_and_plain(tmp_path):
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([{"role": "user", "content": "x", "extra": {"a": [object()]}}], "messages[0].extra.a[0]"),
     ],
-    ids=str,
+    ids=["none", "text", "one message", "texts", "no role", "odd role", "odd content", "odd extra"],
 )
 def test_messages_of_a_wrong_shape_are_refused_by_place(tmp_path, messages, param):
     with pytest.raises(InvalidParameterError) as caught:
