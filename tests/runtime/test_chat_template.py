@@ -125,7 +125,9 @@ def test_ids_and_texts_equal_those_of_transformers(tmp_path, template, adds_bos)
             for prompt in (False, True):
                 settings = {"tools": tools, "add_generation_prompt": prompt}
                 text = reference.apply_chat_template(messages, tokenize=False, enable_thinking=False, **settings)
-                ids = reference.apply_chat_template(messages, enable_thinking=False, **settings)["input_ids"]
+                ids = reference.apply_chat_template(messages, enable_thinking=False, return_dict=True, **settings)[
+                    "input_ids"
+                ]
 
                 variables = {"enable_thinking": False}
                 assert ours.render(messages, variables=variables, **settings) == text
