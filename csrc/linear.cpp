@@ -1,22 +1,11 @@
 #include "linear.h"
 
-#include <cassert>
-
-#include "linear_kernels.h"
 #include "linear_layout.h"
 
 namespace octavo {
 namespace {
 
 size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-const LinearKernels& kernels_of(Isa isa) {
-#if OCTAVO_HAVE_AVX2
-  if (isa == Isa::avx2) return kAvx2LinearKernels;
-#endif
-  assert(isa == Isa::portable);
-  return kPortableLinearKernels;
-}
 
 // Which forms of the quantised activations the parts of a product read.
 struct Wanted {
@@ -30,7 +19,7 @@ Wanted wanted_by(const PackedLinear& linear) {
   Wanted wanted;
   for (const PackedPart& part : linear.parts) {
     if (!is_quantised(part.kind)) continue;
-    const bool reads_words = part.kind == WeightKind::int8 && kernels_of(linear.isa).int8_reads_words;
+    const bool reads_words = part.kind == WeightKind::int8 && linear.kernels->int8_reads_words;
     (reads_words ? wanted.words : wanted.bytes) = true;
     if (part.kind == WeightKind::q6_k) wanted.offsets = true;
   }
@@ -111,7 +100,7 @@ size_t linear_thread_scratch_bytes(const PackedLinear& linear, int max_rows) {
 void linear_run(const PackedLinear& linear, const float* x, int64_t x_stride, int num_rows, float* out,
                 int64_t out_stride, void* shared_scratch, void* thread_scratch, Team& team, int thread) {
   if (num_rows == 0) return;
-  const LinearKernels& kernels = kernels_of(linear.isa);
+  const LinearKernels& kernels = *linear.kernels;
   auto* scratch = static_cast<uint8_t*>(thread_scratch);
   QuantisedRows quantised{};
   if (wanted_by(linear).any()) {

@@ -39,11 +39,15 @@ struct LinearPart {
 };
 
 // Packs parts (possibly of different kinds) side by side. Reads `rows` and `bias` only during the call.
-// Throws std::invalid_argument when `num_inputs` does not suit a kind.
-std::shared_ptr<const PackedLinear> pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, Isa isa);
+// Throws std::invalid_argument when `num_inputs` does not suit a kind. `may_widen` allows kernels of an instruction set
+// wider than `isa` that give the same bits, where there are any; tests compare both.
+std::shared_ptr<const PackedLinear> pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, Isa isa,
+                                                bool may_widen = true);
 
 int64_t linear_num_outputs(const PackedLinear& linear);
 int64_t linear_num_inputs(const PackedLinear& linear);
+// Instruction set of the kernels that were chosen: "portable", "avx2", "avx512".
+const char* linear_kernels_name(const PackedLinear& linear);
 // Bytes of packed weights and biases that stay resident.
 size_t linear_resident_bytes(const PackedLinear& linear);
 

@@ -197,7 +197,7 @@ class GroupKernel {
   void tile(int row, float* out) const {
     const int64_t slot = row * (job_.num_inputs / kGroupInputs) + group_begin_ * kRows;
     const float* row_scales = job_.quantised.scales + 2 * slot;
-    const int32_t* offsets = job_.quantised.offsets + 2 * slot;
+    const int32_t* offsets = Format::kSubBlocks == 1 ? nullptr : job_.quantised.offsets + 2 * slot;
     const uint8_t* input = Format::kSteps == 16 ? reinterpret_cast<const uint8_t*>(job_.quantised.words + 32 * slot)
                                                 : reinterpret_cast<const uint8_t*>(job_.quantised.bytes + 32 * slot);
     const uint8_t* weights = kUnpacked ? unpacked_ : packed_block_ + num_groups_ * Format::kScaleBytes;
@@ -231,7 +231,7 @@ class GroupKernel {
       weights += kUnpacked ? kUnpackedGroupBytes : Format::kPackedBytes;
       input += 4 * Format::kSteps * kRows;
       row_scales += 2 * kRows;
-      offsets += 2 * kRows;
+      if constexpr (Format::kSubBlocks > 1) offsets += 2 * kRows;
       scales += Format::kScales;
     }
     OCTAVO_UNROLL
@@ -404,6 +404,6 @@ void run_panels(const PanelJob& job) {
 
 namespace octavo {
 
-const LinearKernels kAvx2LinearKernels = {OCTAVO_SIMD::quantise_rows, OCTAVO_SIMD::run_panels, true};
+const LinearKernels kAvx2LinearKernels = {OCTAVO_SIMD::quantise_rows, OCTAVO_SIMD::run_panels, true, "avx2"};
 
 }  // namespace octavo

@@ -38,7 +38,7 @@ WeightKind weight_kind(const std::string& name) {
 }
 
 // `parts` is a list of (kind, bytes of the rows, num_outputs, bias or None).
-LinearHandle pack(const nb::list& parts, int64_t num_inputs, const std::string& isa) {
+LinearHandle pack(const nb::list& parts, int64_t num_inputs, const std::string& isa, bool may_widen) {
   std::vector<LinearPart> packed;
   std::vector<Bytes> rows;
   std::vector<Floats> biases;
@@ -55,7 +55,7 @@ LinearHandle pack(const nb::list& parts, int64_t num_inputs, const std::string& 
         {weight_kind(nb::cast<std::string>(part[0])), rows.back().data(), nb::cast<int64_t>(part[2]), bias});
   }
   nb::gil_scoped_release release;
-  return {pack_linear(packed, num_inputs, choose_isa(isa))};
+  return {pack_linear(packed, num_inputs, choose_isa(isa), may_widen)};
 }
 
 nb::ndarray<nb::numpy, float> new_matrix(int64_t num_rows, int64_t width, float*& data) {
@@ -107,9 +107,10 @@ void bind_linear(nb::module_& module) {
       .def("embed", &embed, "token_ids"_a, "scale"_a = 1.0f, "threads"_a = 1)
       .def_prop_ro("num_outputs", [](const LinearHandle& self) { return linear_num_outputs(*self.linear); })
       .def_prop_ro("num_inputs", [](const LinearHandle& self) { return linear_num_inputs(*self.linear); })
+      .def_prop_ro("kernels", [](const LinearHandle& self) { return linear_kernels_name(*self.linear); })
       .def_prop_ro("resident_bytes", [](const LinearHandle& self) { return linear_resident_bytes(*self.linear); });
   bind_quant(module);
-  module.def("pack_linear", &pack, "parts"_a, "num_inputs"_a, "isa"_a = "auto");
+  module.def("pack_linear", &pack, "parts"_a, "num_inputs"_a, "isa"_a = "auto", "may_widen"_a = true);
 }
 
 }  // namespace octavo

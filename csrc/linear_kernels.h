@@ -32,16 +32,25 @@ struct PanelJob {
   uint8_t* scratch;  // kPanelScratchBytes + accumulators of `kBlockRows` rows, 64-byte aligned
 };
 
+using QuantiseRows = void (*)(const float* x, int64_t x_stride, int64_t num_inputs, int row_begin, int row_end,
+                              const QuantisedRows& to);
+using RunPanels = void (*)(const PanelJob& job);
+
 struct LinearKernels {
   // Quantises rows [row_begin, row_end); `row_begin` starts a tile, `row_end` ends one.
-  void (*quantise_rows)(const float* x, int64_t x_stride, int64_t num_inputs, int row_begin, int row_end,
-                        const QuantisedRows& to);
-  void (*run_panels)(const PanelJob& job);
+  QuantiseRows quantise_rows;
+  RunPanels run_panels;
   bool int8_reads_words;  // products with int8 weights read `QuantisedRows::words`, otherwise `bytes`
+  const char* name;
 };
 
 extern const LinearKernels kPortableLinearKernels;
 extern const LinearKernels kAvx2LinearKernels;
+extern const RunPanels kAvx512RunPanels;  // reads bytes; rows are quantised by the AVX2 kernels
+
+// The kernels for an instruction set. With `may_widen`, kernels of a wider one are returned where this machine has it
+// and a test, run once, finds that they give the same bits here.
+const LinearKernels& choose_linear_kernels(Isa isa, bool may_widen);
 
 // Rows that pass over an unpacked panel before the next panel is unpacked: enough to make unpacking cheap, few enough
 // to keep their activations in the second-level cache.

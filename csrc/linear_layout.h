@@ -23,8 +23,8 @@
 #include <memory>
 #include <vector>
 
-#include "isa.h"
 #include "linear.h"
+#include "linear_kernels.h"
 #include "quant_rows.h"
 
 namespace octavo {
@@ -63,7 +63,7 @@ struct PackedPart {
 };
 
 struct PackedLinear {
-  Isa isa;
+  const LinearKernels* kernels;
   int64_t num_inputs;
   int64_t num_outputs;
   std::vector<PackedPart> parts;

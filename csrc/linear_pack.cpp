@@ -217,11 +217,12 @@ PanelLayout panel_layout(WeightKind kind) {
   throw std::invalid_argument("unknown weight kind");
 }
 
-std::shared_ptr<const PackedLinear> pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, Isa isa) {
+std::shared_ptr<const PackedLinear> pack_linear(const std::vector<LinearPart>& parts, int64_t num_inputs, Isa isa,
+                                                bool may_widen) {
   if (parts.empty()) throw std::invalid_argument("linear: no parts");
   if (num_inputs < 1) throw std::invalid_argument("linear: at least one input is needed");
   auto linear = std::make_shared<PackedLinear>();
-  linear->isa = isa;
+  linear->kernels = &choose_linear_kernels(isa, may_widen);
   linear->num_inputs = num_inputs;
   linear->num_outputs = 0;
   for (const LinearPart& part : parts) {
@@ -234,6 +235,8 @@ std::shared_ptr<const PackedLinear> pack_linear(const std::vector<LinearPart>& p
 int64_t linear_num_outputs(const PackedLinear& linear) { return linear.num_outputs; }
 
 int64_t linear_num_inputs(const PackedLinear& linear) { return linear.num_inputs; }
+
+const char* linear_kernels_name(const PackedLinear& linear) { return linear.kernels->name; }
 
 size_t linear_resident_bytes(const PackedLinear& linear) {
   size_t num_bytes = 0;

@@ -207,6 +207,6 @@ void run_panels(const PanelJob& job) {
 
 namespace octavo {
 
-const LinearKernels kPortableLinearKernels = {OCTAVO_SIMD::quantise_rows, OCTAVO_SIMD::run_panels, false};
+const LinearKernels kPortableLinearKernels = {OCTAVO_SIMD::quantise_rows, OCTAVO_SIMD::run_panels, false, "portable"};
 
 }  // namespace octavo

@@ -13,7 +13,11 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
+#if defined(__AVX512F__)
+#define OCTAVO_SIMD simd_avx512
+#else
 #define OCTAVO_SIMD simd_avx2
+#endif
 #define OCTAVO_SIMD_AVX2 1
 #else
 #define OCTAVO_SIMD simd_portable
