@@ -9,6 +9,7 @@
 
 PYTHON ?= python3
 PROMPT ?= Explain in two sentences why a library keeps an index of its books.
+export PROMPT
 PYTEST_JOBS ?= 2
 PYTEST_ARGS ?=
 
@@ -30,8 +31,8 @@ help: ## List the targets
 install: $(VENV)/stamp-install ## Build Octavo into .venv, ready to use
 
 run: install ## Fetch the default model and stream an answer (PROMPT="..." asks something else)
-	@$(BIN)/octavo pull smollm2-135m
-	@$(BIN)/octavo generate -p "$(PROMPT)" --max-tokens 96
+	@$(BIN)/octavo pull smollm2-135m > /dev/null
+	$(BIN)/octavo generate --chat -p "$$PROMPT" --max-tokens 96
 
 test: $(VENV)/stamp-install $(VENV)/stamp-test ## Run the tests (PYTEST_ARGS="-k name" for some)
 	$(BIN)/python -m pytest -n $(PYTEST_JOBS) -m "not slow" $(PYTEST_ARGS)
