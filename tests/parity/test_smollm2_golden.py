@@ -1,4 +1,8 @@
-"""The default model against logits that another program computed from the same file."""
+"""The default model against tokens and logits that another program computed from the same file.
+
+Three readings of it: the dense interpreter, and the engine on the reference and on the native runner, with float32
+weights and a float32 cache, all eight prompts in one batch.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +12,71 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from octavo.core.sampling import SamplingParams
 from octavo.errors import OctavoError
+from octavo.models.load import open_model
+from octavo.models.weights import WeightSource
+from octavo.runtime.reference_runner import ReferenceRunner
+from octavo.runtime.reference_weights import read_reference_weights
 from octavo.testing.dense_model import DenseModel
+from octavo.testing.exact_runs import KVReadingRunner, Pressure, run
+from octavo.testing.hand_plans import Chunk, make_plan
 from octavo.testing.real_model import find_real_model
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "smollm2_logits" / "golden.json").read_text())
+CASES = GOLDEN["cases"]
 TOLERANCE = 2e-3
+NUM_STEPS = 64
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case["prompt"][:20])
 
 
 @pytest.fixture(scope="module")
-def model():
+def opened():
     try:
-        return DenseModel.load(find_real_model())
+        return open_model(find_real_model())
     except OctavoError as error:
         pytest.skip(f"the default model cannot be had here: {error.message}")
 
 
-def test_file_is_read_as_the_model_it_is(model):
-    spec = model.model.spec
-
-    assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (30, 9, 3, 64)
-    assert (spec.num_parameters, spec.max_position, spec.tie_embeddings) == (134_515_008, 8192, True)
-    assert spec.eos_token_ids == (2,)
+@pytest.fixture(scope="module")
+def f32_tensors(opened):
+    with WeightSource(opened) as source:
+        return read_reference_weights(source)
 
 
-@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: case["prompt"][:20])
-def test_top_logits_and_greedy_tokens_equal_the_golden_ones(model, case):
-    """All 64 steps in one dense pass: the row before each golden token must have chosen it."""
-    chosen = case["greedy_token_ids"]
-    ids = case["prompt_token_ids"] + chosen[:-1]
-    first = len(case["prompt_token_ids"]) - 1
+@pytest.fixture(scope="module")
+def f32_packed(opened):
+    pytest.importorskip("octavo.runtime._native", reason="the native module is not built")
+    from octavo.runtime.native_weights import pack_weights
 
-    logits = model.logits(ids, rows=range(first, len(ids)))
+    with WeightSource(opened) as source:
+        return pack_weights(source.read_all(), opened.program, weight_dtype="f32")
 
-    assert len(logits) == len(case["steps"]) == 64
-    assert logits.argmax(axis=1).tolist() == chosen
+
+def native_runner(opened, packed, **changes) -> KVReadingRunner:
+    from octavo.runtime.native_runner import NativeRunner
+
+    settings = {
+        "num_blocks": 128,
+        "block_size": 16,
+        "kv_cache_dtype": "f32",
+        "threads": 2,
+        "max_num_batched_tokens": 512,
+        "max_num_seqs": len(CASES),
+        "poison": True,
+    }
+    return NativeRunner(opened.spec, opened.program, packed, **(settings | changes))
+
+
+def fed_with_golden_tokens(case) -> tuple[list[int], range]:
+    """Return prompt and golden answer in one text, and the rows that chose each golden token."""
+    token_ids = case["prompt_token_ids"] + case["greedy_token_ids"][:-1]
+    return token_ids, range(len(case["prompt_token_ids"]) - 1, len(token_ids))
+
+
+def check_logits(logits, case) -> None:
+    assert len(logits) == len(case["steps"]) == NUM_STEPS
+    assert logits.argmax(axis=1).tolist() == case["greedy_token_ids"]
     for row, step in zip(logits, case["steps"], strict=True):
         assert np.abs(row[step["top_ids"]] - step["top_logits"]).max() <= TOLERANCE
         tenth = step["top_logits"][-1]
@@ -50,3 +84,69 @@ def test_top_logits_and_greedy_tokens_equal_the_golden_ones(model, case):
         assert others.max() <= tenth + TOLERANCE
         logprobs = row[step["top_ids"]] - np.logaddexp.reduce(row.astype(np.float64))
         assert np.abs(logprobs - step["top_logprobs"]).max() <= TOLERANCE
+
+
+def test_file_is_read_as_the_model_it_is(opened):
+    spec = opened.spec
+
+    assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (30, 9, 3, 64)
+    assert (spec.num_parameters, spec.max_position, spec.tie_embeddings) == (134_515_008, 8192, True)
+    assert spec.eos_token_ids == (2,)
+
+
+@each_case
+def test_dense_logits_equal_the_golden_ones(opened, f32_tensors, case):
+    """All 64 steps in one dense pass: the row before each golden token must have chosen it."""
+    token_ids, rows = fed_with_golden_tokens(case)
+
+    check_logits(DenseModel(opened, f32_tensors).logits(token_ids, rows=rows), case)
+
+
+@each_case
+def test_native_logits_equal_the_golden_ones(opened, f32_packed, case):
+    token_ids, rows = fed_with_golden_tokens(case)
+    table = list(range(1, 1 + -(-len(token_ids) // 16)))
+    # Scored rows are those whose logits are computed; what they are scored against does not matter.
+    before = Chunk("only", token_ids[: rows[0]], tables=[table], sample=None)
+    scored = Chunk("only", token_ids[rows[0] :], start=rows[0], tables=[table], sample=None, targets=[0] * NUM_STEPS)
+    runner = native_runner(opened, f32_packed, max_selected_rows=NUM_STEPS)
+
+    runner.execute(make_plan([before], new_blocks=table))
+    runner.execute(make_plan([scored]))
+
+    check_logits(runner.read_buffer("logits", NUM_STEPS), case)
+
+
+@pytest.mark.parametrize("runner", ["reference", "native"])
+def test_engine_gives_the_golden_tokens_and_log_probabilities(opened, runner, request):
+    """The smallest gap between two likeliest tokens is 0.003, so nothing but equal tokens is right."""
+    if runner == "native":
+        packed = request.getfixturevalue("f32_packed")
+    else:
+        tensors = request.getfixturevalue("f32_tensors")
+
+    def make_runner(pressure: Pressure) -> KVReadingRunner:
+        if runner == "native":
+            return native_runner(opened, packed, max_num_batched_tokens=pressure.max_num_batched_tokens)
+        return ReferenceRunner(opened.spec, opened.program, tensors, num_blocks=128, block_size=16, poison=True)
+
+    ran = run(
+        opened.spec,
+        make_runner,
+        [case["prompt_token_ids"] for case in CASES],
+        SamplingParams(temperature=0.0, max_tokens=NUM_STEPS, ignore_eos=True, logprobs=10),
+        Pressure(max_num_batched_tokens=64, max_num_seqs=len(CASES), num_blocks=128),
+    )
+
+    assert ran.max_requests_in_a_step == len(CASES), "the prompts ran together"
+    assert max(len(case["prompt_token_ids"]) for case in CASES) > 64, "a prompt was cut into chunks"
+    for case, (answer,) in zip(CASES, ran.answers, strict=True):
+        assert [token_id for token_id, _, _ in answer] == case["greedy_token_ids"]
+        for (_, _, top), step in zip(answer, case["steps"], strict=True):
+            found = dict(top)
+            # Around the tenth, two ids may have changed places.
+            for token_id, logprob in zip(step["top_ids"], step["top_logprobs"], strict=True):
+                if token_id in found:
+                    assert abs(found[token_id] - logprob) <= TOLERANCE
+                else:
+                    assert abs(min(found.values()) - logprob) <= TOLERANCE

@@ -1,27 +1,25 @@
 """Tiny models of every supported family: the same logits as Hugging Face transformers on the CPU.
 
-Two readings of a program are compared with it: the dense interpreter (no cache at all) and the reference runner, which
-stores keys and values in blocks. Both formats of a model are held against each other as well.
+Three readings of a program are compared with it: the dense interpreter (no cache at all), and the reference and native
+runners, which store keys and values in blocks. Both formats of a model are held against each other as well.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from octavo.core.sampling import SamplingParams
-from octavo.core.step import GroupTables, SampleRow, StepPlan
-from octavo.models.load import open_model
+from octavo.core.ports import Runner
+from octavo.models.load import OpenedModel, open_model
 from octavo.models.weights import WeightSource
 from octavo.runtime.reference_runner import ReferenceRunner
 from octavo.testing.dense_model import DenseModel
+from octavo.testing.scored_text import num_blocks_for, score_text
 from octavo.testing.tiny_gguf import round_through, write_gguf_model
 from octavo.testing.tiny_models import LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE, TinyModel, write_hf_model
-from octavo.units import RequestId
 
 LENGTHS = (1, 15, 16, 17, 31, 33, 200)
 BLOCK_SIZE = 16
@@ -83,43 +81,33 @@ def tolerance(wanted: Logits) -> float:
     return 1e-4 * max(1.0, float(np.abs(wanted).max()))
 
 
-def runner_logprobs(folder, token_ids: list[int]) -> Logits:
-    """Return log-probabilities of every id after every token, from one step of the reference runner."""
-    model = open_model(folder)
+def reference_runner(model: OpenedModel, num_blocks: int) -> Runner:
     with WeightSource(model) as source:
         weights = {tensor.name: tensor.to_f32() for tensor in source.read_all()}
-    length, num_groups = len(token_ids), len(model.spec.kv_groups)
-    num_blocks = -(-length // BLOCK_SIZE)
-    runner = ReferenceRunner(
+    return ReferenceRunner(
+        model.spec, model.program, weights, num_blocks=num_blocks, block_size=BLOCK_SIZE, poison=True
+    )
+
+
+def native_runner(model: OpenedModel, num_blocks: int) -> Runner:
+    pytest.importorskip("octavo.runtime._native", reason="the native module is not built")
+    from octavo.runtime.native_runner import NativeRunner
+    from octavo.runtime.native_weights import pack_weights
+
+    with WeightSource(model) as source:
+        weights = pack_weights(source.read_all(), model.program, weight_dtype="f32")
+    return NativeRunner(
         model.spec,
         model.program,
         weights,
-        num_blocks=num_blocks * num_groups,
+        num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
+        kv_cache_dtype="f32",
+        threads=2,
+        max_num_batched_tokens=max(LENGTHS),
+        max_num_seqs=1,
         poison=True,
     )
-    params = SamplingParams(temperature=0.0, logprobs=model.spec.vocab_size)
-    ids = [array("i", range(1 + g * num_blocks, 1 + (g + 1) * num_blocks)) for g in range(num_groups)]
-    request = RequestId("only")
-    plan = StepPlan(
-        step=0,
-        request_ids=(request,),
-        query_offsets=array("i", [0, length]),
-        start_positions=array("i", [0]),
-        token_ids=array("i", token_ids),
-        tables=tuple(GroupTables(block_ids=blocks, offsets=array("i", [0, num_blocks])) for blocks in ids),
-        new_blocks=tuple(block for blocks in ids for block in blocks),
-        selected_rows=array("i", range(length)),
-        samples=tuple(
-            SampleRow(request_id=request, logits_row=row, position=row + 1, params=params, seed=0)
-            for row in range(length)
-        ),
-    )
-    rows = np.empty((length, model.spec.vocab_size), np.float32)
-    for row, sampled in enumerate(runner.execute(plan).samples):
-        for token_id, logprob in sampled.logprobs.top:
-            rows[row, token_id] = logprob
-    return rows
 
 
 def log_softmax(logits: Logits) -> Logits:
@@ -137,12 +125,15 @@ def test_dense_logits_equal_transformers(case):
         assert np.abs(found - wanted).max() <= tolerance(wanted), f"at length {length}"
 
 
-def test_paged_logprobs_equal_transformers(case):
+@pytest.mark.parametrize("make_runner", [reference_runner, native_runner])
+def test_paged_logprobs_equal_transformers(case, make_runner):
     _, folder, reference = case
+    model = open_model(folder)
+    runner = make_runner(model, num_blocks_for(model.spec, max(LENGTHS), BLOCK_SIZE))
 
     for length in LENGTHS:
         wanted = reference(tokens(length))
-        found = runner_logprobs(folder, tokens(length))
+        found = score_text(runner, model.spec, tokens(length), block_size=BLOCK_SIZE)
         assert np.abs(found - log_softmax(wanted)).max() <= tolerance(wanted), f"at length {length}"
 
 
