@@ -31,6 +31,7 @@ SCHEMA = "octavo.doctor/1"
         "octavo doctor",
         "octavo doctor --json",
         "octavo doctor --config",
+        "octavo doctor --selftest",
         "octavo doctor smollm2-135m --memory 2GiB --max-model-len 4k",
     ),
 )
@@ -43,14 +44,25 @@ SCHEMA = "octavo.doctor/1"
     is_flag=True,
     help="Print each option's value and where it came from, and nothing else",
 )
+@click.option(
+    "--selftest",
+    "is_selftest",
+    cls=GroupedOption,
+    group="Output",
+    is_flag=True,
+    help="Compare every kernel with the reference on this machine, and nothing else",
+)
 @output_options
-def command(asked: AskedConfig, is_config: bool, output: Output) -> None:
+def command(asked: AskedConfig, is_config: bool, is_selftest: bool, output: Output) -> None:
     """Show the machine, its limits, and what would be chosen and why.
 
     Memory and CPUs are what this process may use: affinity, cgroup limits (v1 and v2) and quotas are counted. For a
     model that is on this disk, the start card shows where the memory would go. Takes every engine option, to answer
     "what if". Exits with 3 when it would not fit.
     """
+    if is_selftest:
+        _run_selftest(output)
+        return
     machine = read_machine()
     card, refusal = (None, None) if is_config else _plan(asked, machine)
     if output.is_json:
@@ -61,6 +73,32 @@ def command(asked: AskedConfig, is_config: bool, output: Output) -> None:
         _print_report(asked, machine, card)
     if refusal is not None:
         raise refusal if not output.is_json else click.exceptions.Exit(refusal.exit_code)
+
+
+def _run_selftest(output: Output) -> None:
+    """Print a line per check as it is done; exit with 1 if one failed.
+
+    Raises:
+        MachineError: there are no kernels to test.
+    """
+    native = _native_facts()
+    if not native["is_available"]:
+        raise MachineError("there are no native kernels to test", because=native["because"])
+    from octavo.runtime.selftest import run_checks
+
+    checks = []
+    for check in run_checks():
+        checks.append(check)
+        if not output.is_json:
+            click.echo(f"{'ok  ' if check.is_passed else 'FAIL'}  {check.name}" + f"  {check.detail}".rstrip())
+    num_failed = sum(not check.is_passed for check in checks)
+    if output.is_json:
+        documents = [{"name": c.name, "is_passed": c.is_passed, "detail": c.detail} for c in checks]
+        click.echo(json.dumps({"schema": "octavo.selftest/1", "num_failed": num_failed, "checks": documents}))
+    else:
+        click.echo(f"{len(checks) - num_failed} of {len(checks)} checks passed, kernels: {native['kernels']}")
+    if num_failed:
+        raise click.exceptions.Exit(1)
 
 
 def _plan(asked: AskedConfig, machine: Machine) -> tuple[Card | None, CapacityError | None]:
