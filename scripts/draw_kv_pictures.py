@@ -33,8 +33,7 @@ class Stage:
 
     def __init__(self, **setup: object) -> None:
         self.rig = Rig(CoreSetup(**{"block_size": BLOCK_SIZE, "max_num_batched_tokens": 512, **setup}))
-        self.metrics = Metrics()
-        self.metrics.set_block_size(BLOCK_SIZE)
+        self.metrics = Metrics(block_size=BLOCK_SIZE)
         self.fullest: Snapshot | None = None
 
     def step(self, num_steps: int = 1) -> list[Event]:
