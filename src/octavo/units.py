@@ -86,6 +86,6 @@ def parse_count(text: str, *, param: str = "count") -> int:
             f"{text!r} is not a count",
             param=param,
             because="a count is a whole number of at least 1; k means 1024",
-            hints=(f"write for example `--{param.replace('_', '-')} 4096` or `4k`",),
+            hints=(f"write for example `--{param.lstrip('-').replace('_', '-')} 4096` or `4k`",),
         )
     return int(value)

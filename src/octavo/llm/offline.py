@@ -97,6 +97,11 @@ class LLM:
         return self._parts.resolved.as_dict()
 
     @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self._parts.model.spec.vocab_size
+
+    @property
     def tokenizer(self) -> Any:
         return self._parts.tokenizer
 
