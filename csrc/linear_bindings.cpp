@@ -19,7 +19,8 @@ using namespace nb::literals;
 
 namespace octavo {
 
-void bind_quant(nb::module_& module);  // quant_bindings.cpp
+void bind_quant(nb::module_& module);          // quant_bindings.cpp
+void bind_linear_timing(nb::module_& module);  // linear_timing.cpp
 
 namespace {
 
@@ -110,6 +111,7 @@ void bind_linear(nb::module_& module) {
       .def_prop_ro("kernels", [](const LinearHandle& self) { return linear_kernels_name(*self.linear); })
       .def_prop_ro("resident_bytes", [](const LinearHandle& self) { return linear_resident_bytes(*self.linear); });
   bind_quant(module);
+  bind_linear_timing(module);
   module.def("pack_linear", &pack, "parts"_a, "num_inputs"_a, "isa"_a = "auto", "may_widen"_a = true);
 }
 
