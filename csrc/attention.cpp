@@ -1,6 +1,8 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <bit>
+#include <tuple>
 
 namespace octavo {
 namespace {
@@ -67,9 +69,13 @@ void AttentionSchedule::build(const AttentionBatch& batch) {
     }
     std::erase_if(items_, [](const AttentionItem& item) { return item.cost == 0; });
   }
-  // Dearest first, so that threads finish together.
-  std::sort(items_.begin(), items_.end(),
-            [](const AttentionItem& a, const AttentionItem& b) { return a.cost > b.cost; });
+  // Dear ones first, so that threads finish together. Among about equal ones a KV head at a time: requests with a
+  // common beginning hold the same blocks, which then come from the cache instead of from memory.
+  const auto magnitude = [](const AttentionItem& item) { return std::bit_width(uint64_t(item.cost)); };
+  std::sort(items_.begin(), items_.end(), [&](const AttentionItem& a, const AttentionItem& b) {
+    return std::tuple(-magnitude(a), a.kv_head, a.split_begin, a.request, a.row_begin) <
+           std::tuple(-magnitude(b), b.kv_head, b.split_begin, b.request, b.row_begin);
+  });
 }
 
 void AttentionSchedule::add_rows(const AttentionBatch& batch, int request, int rows_per_block) {

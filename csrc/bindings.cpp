@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -31,13 +32,16 @@ using FloatArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::devic
 
 Ints view(const IntArray& array) { return {array.data(), array.size()}; }
 
+// In the order of OpKind.
+constexpr const char* kOpNames[] = {"embed",  "rms_norm", "head_rms_norm", "linear",     "rope_store",
+                                    "attend", "add",      "silu_gated",    "select_rows"};
+static_assert(std::size(kOpNames) == kNumOpKinds);
+
 OpKind op_kind(const std::string& name) {
-  static const std::map<std::string, OpKind> kKinds{
-      {"embed", OpKind::embed},   {"rms_norm", OpKind::rms_norm},     {"head_rms_norm", OpKind::head_rms_norm},
-      {"linear", OpKind::linear}, {"rope_store", OpKind::rope_store}, {"attend", OpKind::attend},
-      {"add", OpKind::add},       {"silu_gated", OpKind::silu_gated}, {"select_rows", OpKind::select_rows},
-  };
-  return kKinds.at(name);
+  for (int kind = 0; kind < kNumOpKinds; ++kind) {
+    if (name == kOpNames[kind]) return OpKind(kind);
+  }
+  throw std::invalid_argument("op kind: '" + name + "' is not known");
 }
 
 KvType kv_type(const std::string& name) {
@@ -114,6 +118,7 @@ ExecutorConfig config_of(const nb::dict& record) {
       .isa = choose_isa(nb::cast<std::string>(record["isa"])),
       .prefault = nb::cast<bool>(record["prefault"]),
       .poison = nb::cast<bool>(record["poison"]),
+      .is_timed = nb::cast<bool>(record["is_timed"]),
   };
 }
 
@@ -227,6 +232,14 @@ nb::tuple read_kv(Executor& executor, int64_t block_id, int layer) {
   return nb::make_tuple(array(std::move(keys)), array(std::move(values)));
 }
 
+nb::dict seconds_of(const Executor& executor) {
+  nb::dict seconds;
+  for (int kind = 0; kind < kNumOpKinds; ++kind) seconds[kOpNames[kind]] = executor.seconds().ops[kind];
+  seconds["prepare"] = executor.seconds().prepare;
+  seconds["sample"] = executor.seconds().sample;
+  return seconds;
+}
+
 nb::ndarray<nb::numpy, float> read_buffer(Executor& executor, int index, int num_rows) {
   const Buffer& buffer = executor.program().buffers.at(size_t(index));
   float* copy = new float[size_t(num_rows) * size_t(buffer.width)];
@@ -261,5 +274,6 @@ NB_MODULE(_native, module) {
       .def("read_buffer", &read_buffer, "index"_a, "num_rows"_a)
       .def_prop_ro("pool_bytes", [](Executor& executor) { return executor.pool().mapped_bytes(); })
       .def_prop_ro("arena_bytes", [](Executor& executor) { return executor.program().arena_bytes; })
-      .def_prop_ro("scratch_bytes", &Executor::scratch_bytes);
+      .def_prop_ro("scratch_bytes", &Executor::scratch_bytes)
+      .def_prop_ro("seconds", &seconds_of);
 }

@@ -119,12 +119,20 @@ size_t Executor::scratch_bytes() const {
 }
 
 void Executor::step(const StepInput& step, StepOutput& output) {
+  last_clock_ = std::chrono::steady_clock::now();
   check_step(step, limits_);
   prepare(step);
   output.samples.resize(step.samples.size());
   output.scores.resize(step.scores.size());
   for (size_t i = 0; i < step.scores.size(); ++i) output.scores[i].resize(step.scores[i].targets.size());
   team_.run([&](int thread) { run(step, output, thread); });
+}
+
+void Executor::clock(int thread, double& counter) {
+  if (!config_.is_timed || thread != 0) return;
+  const auto now = std::chrono::steady_clock::now();
+  counter += std::chrono::duration<double>(now - last_clock_).count();
+  last_clock_ = now;
 }
 
 void Executor::prepare(const StepInput& step) {
@@ -144,6 +152,7 @@ void Executor::run(const StepInput& step, StepOutput& output, int thread) {
   }
   copy_blocks(step, thread);
   prepare_rows(step, thread);
+  clock(thread, seconds_.prepare);
   run_ops(step, 0, first_selected_op_, {step.num_tokens(), 0}, thread);
   for (int first = 0; first < step.num_selected(); first += config_.max_num_selected) {
     const Rows tile{std::min(config_.max_num_selected, step.num_selected() - first), first};
@@ -151,6 +160,7 @@ void Executor::run(const StepInput& step, StepOutput& output, int thread) {
     run_ops(step, first_selected_op_, program_.ops.size(), tile, thread);
     team_.barrier();
     answer(step, tile, output, thread);
+    clock(thread, seconds_.sample);
   }
 }
 
@@ -194,6 +204,7 @@ void Executor::run_ops(const StepInput& step, size_t begin, size_t end, Rows row
     if (op.kind == OpKind::attend && thread == 0) schedule_of(op.window).rewind();
     if (i > begin && !(is_row_wise(op.kind) && is_row_wise(program_.ops[i - 1].kind))) team_.barrier();
     run_op(step, op, rows, thread);
+    clock(thread, seconds_.ops[int(op.kind)]);
   }
 }
 

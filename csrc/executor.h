@@ -1,6 +1,7 @@
 // Runs step after step of one model: one call, one team of threads, barriers between ops, no allocation.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,7 +29,15 @@ struct ExecutorConfig {
   int num_threads;
   Isa isa;
   bool prefault;
-  bool poison;  // fill new blocks and all activations with NaN before each step
+  bool poison;            // fill new blocks and all activations with NaN before each step
+  bool is_timed = false;  // add up the seconds of each kind of op
+};
+
+// Seconds that thread 0 spent on each kind of op since the executor was made, waiting for other threads included.
+struct StepSeconds {
+  double ops[kNumOpKinds] = {};
+  double prepare = 0;
+  double sample = 0;
 };
 
 class Executor {
@@ -46,6 +55,7 @@ class Executor {
   // A buffer of the last step, as far as later ops have left it alone (tests).
   const float* buffer(int index) const { return data(index); }
   size_t scratch_bytes() const;
+  const StepSeconds& seconds() const { return seconds_; }
 
  private:
   struct Rows {
@@ -63,6 +73,8 @@ class Executor {
   void attend(const StepInput& step, const Op& op, int thread);
   void answer(const StepInput& step, Rows rows, StepOutput& output, int thread);
   AttentionSchedule& schedule_of(int window);
+  // Adds the time since the last call to a counter, on thread 0 and if asked for.
+  void clock(int thread, double& counter);
 
   float* data(int buffer) const {
     return reinterpret_cast<float*>(arena_.get() + program_.buffers[size_t(buffer)].offset_bytes);
@@ -92,6 +104,9 @@ class Executor {
   std::vector<std::vector<int32_t>> row_blocks_;  // by group: block of the row's slot
   std::vector<float> cosines_;                    // [row][rotary_dim / 2]
   std::vector<float> sines_;
+
+  StepSeconds seconds_;
+  std::chrono::steady_clock::time_point last_clock_;
 };
 
 }  // namespace octavo

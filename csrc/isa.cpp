@@ -5,7 +5,7 @@
 namespace octavo {
 
 bool has_avx2() {
-#if defined(__x86_64__) || defined(__i386__)
+#if OCTAVO_HAVE_AVX2
   // The compiler's check includes the operating system's consent (XGETBV).
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 #else

@@ -37,8 +37,13 @@ struct Kernels {
 };
 
 const Kernels& kernels_portable();
-const Kernels& kernels_avx2();  // call only where has_avx2()
+const Kernels& kernels_avx2();  // exists only in builds for x86-64
 
-inline const Kernels& kernels_of(Isa isa) { return isa == Isa::avx2 ? kernels_avx2() : kernels_portable(); }
+inline const Kernels& kernels_of([[maybe_unused]] Isa isa) {
+#if OCTAVO_HAVE_AVX2
+  if (isa == Isa::avx2) return kernels_avx2();
+#endif
+  return kernels_portable();
+}
 
 }  // namespace octavo

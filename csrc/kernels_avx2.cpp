@@ -6,8 +6,6 @@
 
 namespace octavo {
 
-#if OCTAVO_SIMD_AVX2
-
 const Kernels& kernels_avx2() {
   using namespace OCTAVO_SIMD;
   static const Kernels kTable{rms_norm,
@@ -19,11 +17,5 @@ const Kernels& kernels_avx2() {
                               {highest_logit, first_index, sum_of_exp, widen, weigh, lane_sum}};
   return kTable;
 }
-
-#else  // another processor family: has_avx2() is false and nobody asks
-
-const Kernels& kernels_avx2() { return kernels_portable(); }
-
-#endif
 
 }  // namespace octavo

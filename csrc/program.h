@@ -24,6 +24,8 @@ enum class OpKind : uint8_t {
   select_rows
 };
 
+constexpr int kNumOpKinds = int(OpKind::select_rows) + 1;
+
 struct Op {
   OpKind kind;
   int x = -1;       // buffer read (for add: also written)

@@ -55,37 +55,70 @@ inline void silu_gated(const float* gate_up, float* out, int width) {
 }
 
 inline void rotate(float* head, const float* cosines, const float* sines, int half) {
-  for (int i = 0; i < half; ++i) {
-    const float a = head[i];
-    const float b = head[half + i];
+  int i = 0;
+  for (; i + 8 <= half; i += 8) {
+    const F8 a = load(head + i), b = load(head + half + i);
+    const F8 c = load(cosines + i), s = load(sines + i);
+    store(head + i, a * c - b * s);
+    store(head + half + i, b * c + a * s);
+  }
+  for (; i < half; ++i) {
+    const float a = head[i], b = head[half + i];
     head[i] = a * cosines[i] - b * sines[i];
     head[half + i] = b * cosines[i] + a * sines[i];
   }
 }
 
-#if OCTAVO_SIMD_AVX2
-OCTAVO_INLINE uint16_t round_to_f16(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
-#else
-OCTAVO_INLINE uint16_t round_to_f16(float x) { return f16_of(x); }
-#endif
+struct RoundToF32 {
+  using Type = float;
+  OCTAVO_INLINE void store8(float* p, F8 v) { store(p, v); }
+};
+struct RoundToF16 {
+  using Type = uint16_t;
+  OCTAVO_INLINE void store8(uint16_t* p, F8 v) { store_f16(p, v); }
+};
+struct RoundToBf16 {
+  using Type = uint16_t;
+  OCTAVO_INLINE void store8(uint16_t* p, F8 v) { store_bf16(p, v); }
+};
 
-template <class Type, class Round>
+template <class Rounding>
+OCTAVO_INLINE void round_row(const float* from, int count, typename Rounding::Type* to) {
+  int i = 0;
+  for (; i + 8 <= count; i += 8) Rounding::store8(to + i, load(from + i));
+  if (i < count) {
+    float rest[8] = {};
+    typename Rounding::Type rounded[8];
+    for (int j = i; j < count; ++j) rest[j - i] = from[j];
+    Rounding::store8(rounded, load(rest));
+    for (int j = i; j < count; ++j) to[j] = rounded[j - i];
+  }
+}
+
+template <class Rounding>
 OCTAVO_INLINE void store_rounded(const KvLayout& layout, std::byte* tile, int place, const float* key,
-                                 const float* value, Round round) {
+                                 const float* value) {
+  using Type = typename Rounding::Type;
+  constexpr int kPiece = 64;
   Type* keys = reinterpret_cast<Type*>(tile);
+  Type rounded[kPiece];
+  for (int begin = 0; begin < layout.head_dim; begin += kPiece) {
+    const int count = layout.head_dim - begin < kPiece ? layout.head_dim - begin : kPiece;
+    round_row<Rounding>(key + begin, count, rounded);
+    for (int d = 0; d < count; ++d) keys[KvLayout::key_element(begin + d, place)] = rounded[d];
+  }
   Type* values = reinterpret_cast<Type*>(tile + layout.values_after_keys()) + layout.value_element(place);
-  for (int d = 0; d < layout.head_dim; ++d) keys[KvLayout::key_element(d, place)] = round(key[d]);
-  for (int d = 0; d < layout.head_dim; ++d) values[d] = round(value[d]);
+  round_row<Rounding>(value, layout.head_dim, values);
 }
 
 inline void store_kv(const KvLayout& layout, std::byte* tile, int place, const float* key, const float* value) {
   switch (layout.type) {
     case KvType::f32:
-      return store_rounded<float>(layout, tile, place, key, value, [](float x) { return x; });
+      return store_rounded<RoundToF32>(layout, tile, place, key, value);
     case KvType::f16:
-      return store_rounded<uint16_t>(layout, tile, place, key, value, round_to_f16);
+      return store_rounded<RoundToF16>(layout, tile, place, key, value);
     case KvType::bf16:
-      return store_rounded<uint16_t>(layout, tile, place, key, value, bf16_of);
+      return store_rounded<RoundToBf16>(layout, tile, place, key, value);
   }
 }
 

@@ -49,7 +49,8 @@ size_t Sampler::resident_bytes() const {
 
 void Sampler::sample(const float* logits, const SampleRequest& request, SampleAnswer& answer) {
   answer.has_logprobs = request.num_logprobs >= 0;
-  answer.token_id = std::isfinite(kernels_->highest_logit(logits, vocab_size_)) ? choose(logits, request) : kNoToken;
+  const float highest = kernels_->highest_logit(logits, vocab_size_);
+  answer.token_id = std::isfinite(highest) ? choose(logits, highest, request) : kNoToken;
   if (answer.token_id == kNoToken) {
     answer.has_logprobs = false;
   } else if (answer.has_logprobs) {
@@ -57,10 +58,10 @@ void Sampler::sample(const float* logits, const SampleRequest& request, SampleAn
   }
 }
 
-int32_t Sampler::choose(const float* logits, const SampleRequest& request) {
+int32_t Sampler::choose(const float* logits, float highest_logit, const SampleRequest& request) {
   const bool is_plain = request.bias.empty() && request.banned.empty() && !request.has_penalties();
   if (is_plain && request.temperature == 0.0) {
-    return kernels_->first_index(logits, vocab_size_, kernels_->highest_logit(logits, vocab_size_));
+    return kernels_->first_index(logits, vocab_size_, highest_logit);
   }
   adjust(logits, request);
   const auto highest = std::max_element(scores_.begin(), scores_.end());  // the first of equals

@@ -59,7 +59,7 @@ class Sampler {
   size_t resident_bytes() const;
 
  private:
-  int32_t choose(const float* logits, const SampleRequest& request);
+  int32_t choose(const float* logits, float highest_logit, const SampleRequest& request);
   void adjust(const float* logits, const SampleRequest& request);
   void penalise(const SampleRequest& request);
   int32_t draw(const SampleRequest& request, double highest);

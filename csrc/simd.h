@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "half.h"
+
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
 #if defined(__AVX512F__)
@@ -126,6 +128,23 @@ OCTAVO_INLINE F8 load_bf16(const uint16_t* p) {
   for (int i = 0; i < 8; ++i) bits[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
   return as_floats(bits);
 #endif
+}
+
+// The eight numbers rounded to nearest, ties to even; the same bits as f16_of and bf16_of in half.h.
+OCTAVO_INLINE void store_f16(uint16_t* p, F8 v) {
+#if OCTAVO_SIMD_AVX2
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int i = 0; i < 8; ++i) p[i] = f16_of(v[i]);
+#endif
+}
+
+OCTAVO_INLINE void store_bf16(uint16_t* p, F8 v) {
+  const I8 bits = as_ints(v);
+  const I8 upper = bits >> 16;
+  const I8 rounded = (bits + 0x7fff + (upper & 1)) >> 16;
+  const I8 halves = (bits & 0x7fffffff) > 0x7f800000 ? upper | 0x40 : rounded;  // NaN stays one
+  for (int i = 0; i < 8; ++i) p[i] = static_cast<uint16_t>(halves[i]);
 }
 
 // 2^fraction for |fraction| <= 0.5 times 2^n, where the low bits of `shifted` (a float near 1.5 * 2^23) hold n.

@@ -45,6 +45,7 @@ class NativeRunner:
         isa: `auto`, `portable` or `avx2`.
         prefault: Commit the pool's memory now.
         poison: Fill activations and new blocks with NaN before each step (tests).
+        is_timed: Add up the seconds of each kind of op, for benchmarks.
 
     Raises:
         ValueError: sizes that contradict each other, or an instruction set this machine lacks.
@@ -67,6 +68,7 @@ class NativeRunner:
         isa: str = "auto",
         prefault: bool = False,
         poison: bool = False,
+        is_timed: bool = False,
     ) -> None:
         num_selected = max_selected_rows or min(max_num_batched_tokens, max(max_num_seqs, 64))
         arena = lay_out(program, num_token_rows=max_num_batched_tokens, num_selected_rows=num_selected)
@@ -97,6 +99,7 @@ class NativeRunner:
                 "isa": isa,
                 "prefault": prefault,
                 "poison": poison,
+                "is_timed": is_timed,
             },
         )
         self._worker: ThreadPoolExecutor | None = None
@@ -126,6 +129,11 @@ class NativeRunner:
     def pool_bytes(self) -> int:
         """Size of the mapped pool; resident only as far as blocks have been written."""
         return int(self._executor.pool_bytes)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds since the start by kind of op, and of preparing steps and sampling; zeros unless `is_timed`."""
+        return dict(self._executor.seconds)
 
     @property
     def activation_bytes(self) -> int:
