@@ -14,6 +14,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 
 from octavo.core.block import Block, BlockHash, BlockKey
 from octavo.core.block_hash import HashFunction, chain_hash, child_key
@@ -198,14 +199,15 @@ class PagedKVCache:
         blocks = self._pool.allocate(sum(num_missing) + len(shared))
         if blocks is None:
             return False
+        taken = iter(blocks)
         for group, source in shared:
-            copy = blocks.pop()
+            copy = next(taken)
             holding.tables[group][first] = copy.id
             # The reference this request had on the source stays until the copy has been made.
             self._record_copy(request, holding, source, copy)
         for group, count in enumerate(num_missing):
             if count:
-                block_ids = tuple(blocks.pop().id for _ in range(count))
+                block_ids = tuple(block.id for block in islice(taken, count))
                 holding.tables[group].extend(block_ids)
                 holding.new_blocks.extend(block_ids)
                 self._events.emit(BlocksAllocated(request_id=request.request_id, group=group, block_ids=block_ids))
