@@ -66,15 +66,27 @@ def cli_docs() -> str:
     for name in octavo.list_commands(context):
         command = octavo.get_command(context, name)
         assert command is not None
-        parts.append(_help_of(command, context))
+        parts += _helps_of(command, context)
     parts.append(TABLE_HEAD + "\n".join(_row(option) for option in OPTIONS) + "\n" + ENVIRONMENT)
     return "\n".join(parts)
+
+
+def _helps_of(command: click.Command, parent: click.Context) -> list[str]:
+    """Return the help of a command, and of its own commands if it is a group."""
+    helps = [_help_of(command, parent)]
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=command.name, parent=parent, **command.context_settings)
+        for name in command.list_commands(context):
+            part = command.get_command(context, name)
+            assert part is not None
+            helps += _helps_of(part, context)
+    return helps
 
 
 def _help_of(command: click.Command, parent: click.Context | None) -> str:
     settings = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
     context = click.Context(command, info_name=command.name, parent=parent, **settings)
-    title = "octavo" if parent is None else f"octavo {command.name}"
+    title = context.command_path
     text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     return f"## {title}\n\n```text\n{text}\n```\n"
 

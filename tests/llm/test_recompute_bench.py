@@ -36,7 +36,7 @@ def test_every_token_but_the_decoded_ones_costs_a_pass_over_its_prefix(llm):
     assert metrics.num_computed_tokens == warm_up + decoded + recomputed
     assert metrics.num_hit_tokens == 0
     assert all(point.are_tokens_equal and point.num_repeats == 2 for point in points)
-    assert all(0 < point.cached_s and 0 < point.recomputed_s for point in points)
+    assert all(point.cached_s > 0 and point.recomputed_s > 0 for point in points)
     assert reports[-1] == (3 * 50, 3 * 50)
 
 
