@@ -7,7 +7,7 @@ dense causal attention, in about sixty lines; where it and a paged runner disagr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,11 +42,19 @@ class DenseModel:
     Args:
         model: As opened.
         weights: Float32 values by our tensor names.
+        product_input: Changes what a matrix product is given: quantises it, say.
     """
 
-    def __init__(self, model: OpenedModel, weights: Mapping[str, Floats]) -> None:
+    def __init__(
+        self,
+        model: OpenedModel,
+        weights: Mapping[str, Floats],
+        *,
+        product_input: Callable[[Linear, Floats], Floats] | None = None,
+    ) -> None:
         self.model = model
         self._weights = weights
+        self._product_input = product_input
 
     @staticmethod
     def load(path: Path) -> DenseModel:
@@ -75,7 +83,8 @@ class DenseModel:
                 heads = buffers[op.x][:, columns].reshape(len(tokens), op.num_heads, op.head_dim)
                 buffers[op.x][:, columns] = _rms_norm(heads, weights[op.weight], op.eps).reshape(len(tokens), -1)
             case Linear():
-                parts = [buffers[op.x] @ weights[name].T for name in op.weights]
+                x = buffers[op.x] if self._product_input is None else self._product_input(op, buffers[op.x])
+                parts = [x @ weights[name].T for name in op.weights]
                 if op.biases:
                     parts = [part + weights[name] for part, name in zip(parts, op.biases, strict=True)]
                 buffers[op.out] = np.concatenate(parts, axis=1)

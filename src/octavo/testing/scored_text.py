@@ -20,7 +20,9 @@ def num_blocks_for(spec: ModelSpec, num_tokens: int, block_size: int) -> int:
     return len(spec.kv_groups) * -(-num_tokens // block_size)
 
 
-def score_text(runner: Runner, spec: ModelSpec, token_ids: Sequence[int], *, block_size: int) -> npt.NDArray[np.float32]:
+def score_text(
+    runner: Runner, spec: ModelSpec, token_ids: Sequence[int], *, block_size: int
+) -> npt.NDArray[np.float32]:
     """Return `[num_tokens, vocab_size]`: row i follows token i.
 
     The whole text is one chunk; blocks 1 to `num_blocks_for(...)` are used.
