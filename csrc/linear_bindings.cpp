@@ -20,7 +20,7 @@ using namespace nb::literals;
 namespace octavo {
 
 void bind_quant(nb::module_& module);          // quant_bindings.cpp
-void bind_linear_timing(nb::module_& module);  // linear_timing.cpp
+void bind_linear_timing(nb::module_& module);  // linear_timing_bindings.cpp
 
 namespace {
 

@@ -12,7 +12,7 @@ for sanitizer in "${@:-address undefined thread}"; do
     flags="-std=c++20 -O1 -g -ffp-contract=off -fno-omit-frame-pointer -fsanitize=$name -Icsrc -DOCTAVO_HAVE_AVX2=$have_avx2 -DOCTAVO_HAVE_AVX512=$have_avx2"
     [ "$name" = undefined ] && flags="$flags -fno-sanitize-recover=all"
     objects=
-    for source in csrc/*.cpp csrc/tests/kernel_checks.cpp; do
+    for source in csrc/*.cpp csrc/tests/*.cpp; do
       case $source in
         *bindings.cpp) continue ;;  # Python's side
         *_avx2.cpp) isa="-mavx2 -mfma -mf16c" ;;
@@ -21,15 +21,21 @@ for sanitizer in "${@:-address undefined thread}"; do
       esac
       [ -n "$isa" ] && [ "$have_avx2" = 0 ] && continue
       object=$folder/$(basename "$source" .cpp).o
-      objects="$objects $object"
+      case $source in
+        */tests/*) ;;  # programs, each linked by itself
+        *) objects="$objects $object" ;;
+      esac
       if [ ! "$object" -nt "$source" ] || [ -n "$(find csrc -name '*.h' -newer "$object" | head -n 1)" ]; then
         # shellcheck disable=SC2086  # flags are words
         ${CXX:-c++} $flags $isa -Wno-psabi -c "$source" -o "$object"
       fi
     done
-    # shellcheck disable=SC2086
-    ${CXX:-c++} $flags $objects -lpthread -o "$folder/kernel_checks"
-    echo "== $name"
-    "$folder/kernel_checks"
+    for source in csrc/tests/*.cpp; do
+      program=$folder/$(basename "$source" .cpp)
+      # shellcheck disable=SC2086
+      ${CXX:-c++} $flags "$program.o" $objects -lpthread -o "$program"
+      echo "== $name: $(basename "$program")"
+      "$program"
+    done
   done
 done
