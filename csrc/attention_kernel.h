@@ -1,38 +1,50 @@
 // The attention kernel, compiled once per instruction set (included by kernels_*.cpp only).
 //
-// Rows are held in register tiles of up to six: with two vectors of scores per row that is twelve accumulators, and
-// six loads of the queries serve two loads of the keys. The number of rows in a tile changes no sum: each score is one
+// Rows are held in register tiles: with sixteen scores per row, six rows make twelve accumulators of AVX2, and six
+// loads of the queries serve two loads of the keys. The number of rows in a tile changes no sum: each score is one
 // chain of mul_adds over head_dim, each output element one chain over tokens.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
+#include <utility>
 
 #include "attention.h"
 #include "half.h"
-#include "simd.h"
+#include "simd16.h"
 
 namespace octavo::OCTAVO_SIMD {
 
+#if defined(__AVX512F__)
+constexpr int kMaxRegisterRows = 12;
+constexpr int kAccumulators = 24;  // in vectors of sixteen
+#else
 constexpr int kMaxRegisterRows = 6;
+constexpr int kAccumulators = 6;
+#endif
 // Scores may exceed the reference maximum by this many powers of two before sums are rescaled: p stays below 256, and
 // almost no tile after the first pays for a rescale. Decided per row, so tiling rows together changes no bit.
 constexpr float kRescaleAbove = 8.0f;
 // From this many rows on a tile of 16-bit keys and values is converted once, instead of by each register tile.
 constexpr int kConvertFromRows = 13;
 
+// As std::max and std::min, but of this translation unit: see simd.h on linkage.
+OCTAVO_INLINE int greater(int a, int b) { return a < b ? b : a; }
+OCTAVO_INLINE int lesser(int a, int b) { return b < a ? b : a; }
+
 struct ElementF32 {
   using Type = float;
   OCTAVO_INLINE F8 load8(const float* p) { return load(p); }
+  OCTAVO_INLINE V16 load16(const float* p) { return OCTAVO_SIMD::load16(p); }
 };
 struct ElementF16 {
   using Type = uint16_t;
   OCTAVO_INLINE F8 load8(const uint16_t* p) { return load_f16(p); }
+  OCTAVO_INLINE V16 load16(const uint16_t* p) { return load16_f16(p); }
 };
 struct ElementBf16 {
   using Type = uint16_t;
   OCTAVO_INLINE F8 load8(const uint16_t* p) { return load_bf16(p); }
+  OCTAVO_INLINE V16 load16(const uint16_t* p) { return load16_bf16(p); }
 };
 
 // Running sums of the rows of a row block over one split: p = 2^(score - maximum).
@@ -87,88 +99,95 @@ OCTAVO_INLINE void prefetch(const Ahead& ahead, int step) {
 // Scores of `Rows` rows against a tile of keys.
 template <class Element, int Rows>
 OCTAVO_INLINE void score_tile(const float* q, const typename Element::Type* keys, int head_dim, Ahead ahead,
-                              F8 scores[][2]) {
-  F8 acc[Rows][2];
-#pragma GCC unroll 6
-  for (int r = 0; r < Rows; ++r) acc[r][0] = acc[r][1] = splat(0.0f);
+                              V16* scores) {
+  V16 acc[Rows];
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r) acc[r] = splat16(0.0f);
   for (int d = 0; d < head_dim; ++d) {
     if (ahead.is_wanted()) prefetch(ahead, d);
-    const F8 k0 = Element::load8(keys + d * kTileTokens);
-    const F8 k1 = Element::load8(keys + d * kTileTokens + 8);
-#pragma GCC unroll 6
-    for (int r = 0; r < Rows; ++r) {
-      const F8 factor = splat(q[d * Rows + r]);
-      acc[r][0] = mul_add(factor, k0, acc[r][0]);
-      acc[r][1] = mul_add(factor, k1, acc[r][1]);
-    }
+    const V16 k = Element::load16(keys + d * kTileTokens);
+#pragma GCC unroll 12
+    for (int r = 0; r < Rows; ++r) acc[r] = mul_add(splat16(q[d * Rows + r]), k, acc[r]);
   }
-#pragma GCC unroll 6
-  for (int r = 0; r < Rows; ++r) {
-    scores[r][0] = acc[r][0];
-    scores[r][1] = acc[r][1];
-  }
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r) scores[r] = acc[r];
 }
 
 // Turns the scores of one row into p, updating its maximum and weight.
-OCTAVO_INLINE void fold_scores(F8 s0, F8 s1, const RowSums& rows, int row, int dims, float* p) {
+OCTAVO_INLINE void fold_scores(V16 scores, const RowSums& rows, int row, int dims, float* p) {
   float maximum = rows.maxima[row];
-  const F8 higher = max(s0, s1);
   F8 weight = load(rows.weights + row * 8);
-  if (any(higher > splat(maximum + kRescaleAbove))) {
-    const float raised = greatest(higher);
+  if (any_above(scores, maximum + kRescaleAbove)) {
+    const float raised = greatest(max(low_half(scores), high_half(scores)));
     const F8 factor = exp2(splat(maximum - raised));  // 0 at the first tile, where the maximum is minus infinity
     float* sums = rows.sums + int64_t(row) * dims;
     for (int d = 0; d < dims; d += 8) store(sums + d, load(sums + d) * factor);
     weight = weight * factor;
     rows.maxima[row] = maximum = raised;
   }
-  const F8 p0 = exp2(s0 - splat(maximum));
-  const F8 p1 = exp2(s1 - splat(maximum));
-  store(rows.weights + row * 8, weight + (p0 + p1));
-  store(p, p0);
-  store(p + 8, p1);
+  const V16 weights = exp2(scores - splat16(maximum));
+  store(rows.weights + row * 8, weight + (low_half(weights) + high_half(weights)));
+  store16(p, weights);
 }
 
-// Adds tokens [begin, end) of a tile to `Vectors` vectors of output of `Rows` rows, in order of the tokens.
+// Adds tokens [begin, end) of a tile to columns of the output of `Rows` rows, in order of the tokens; the columns are
+// `Vectors` vectors of sixteen.
 template <class Element, int Rows, int Vectors>
 OCTAVO_INLINE void add_value_columns(const float* p, const typename Element::Type* values, int head_dim, float* sums,
                                      int dims, int begin, int end) {
-  F8 acc[Rows][Vectors];
-#pragma GCC unroll 6
+  V16 acc[Rows][Vectors];
+#pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 8
-    for (int c = 0; c < Vectors; ++c) acc[r][c] = load(sums + r * dims + c * 8);
+#pragma GCC unroll 4
+    for (int c = 0; c < Vectors; ++c) acc[r][c] = load16(sums + r * dims + c * 16);
   }
   for (int t = begin; t < end; ++t) {
-    F8 v[Vectors];
-#pragma GCC unroll 8
-    for (int c = 0; c < Vectors; ++c) v[c] = Element::load8(values + t * head_dim + c * 8);
-#pragma GCC unroll 6
+    V16 v[Vectors];
+#pragma GCC unroll 4
+    for (int c = 0; c < Vectors; ++c) v[c] = Element::load16(values + t * head_dim + c * 16);
+#pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r) {
-      const F8 factor = splat(p[r * kTileTokens + t]);
-#pragma GCC unroll 8
+      const V16 factor = splat16(p[r * kTileTokens + t]);
+#pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) acc[r][c] = mul_add(factor, v[c], acc[r][c]);
     }
   }
-#pragma GCC unroll 6
+#pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 8
-    for (int c = 0; c < Vectors; ++c) store(sums + r * dims + c * 8, acc[r][c]);
+#pragma GCC unroll 4
+    for (int c = 0; c < Vectors; ++c) store16(sums + r * dims + c * 16, acc[r][c]);
   }
+}
+
+// The same for the last eight columns where head_dim leaves eight.
+template <class Element, int Rows>
+OCTAVO_INLINE void add_last_columns(const float* p, const typename Element::Type* values, int head_dim, float* sums,
+                                    int dims, int begin, int end) {
+  F8 acc[Rows];
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r) acc[r] = load(sums + r * dims);
+  for (int t = begin; t < end; ++t) {
+    const F8 v = Element::load8(values + t * head_dim);
+#pragma GCC unroll 12
+    for (int r = 0; r < Rows; ++r) acc[r] = mul_add(splat(p[r * kTileTokens + t]), v, acc[r]);
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r) store(sums + r * dims, acc[r]);
 }
 
 template <class Element, int Rows>
 OCTAVO_INLINE void add_values(const float* p, const typename Element::Type* values, int head_dim, float* sums, int dims,
                               int begin, int end) {
   // As many vectors as leave the accumulators in registers.
-  constexpr int kVectors = Rows == 1 ? 8 : Rows <= 3 ? 4 : 2;
+  constexpr int kVectors = Rows * 4 <= kAccumulators ? 4 : Rows * 2 <= kAccumulators ? 2 : 1;
   int d = 0;
-  for (; d + kVectors * 8 <= dims; d += kVectors * 8) {
+  for (; d + kVectors * 16 <= dims; d += kVectors * 16) {
     add_value_columns<Element, Rows, kVectors>(p, values + d, head_dim, sums + d, dims, begin, end);
   }
-  for (; d < dims; d += 8) {
+  for (; d + 16 <= dims; d += 16) {
     add_value_columns<Element, Rows, 1>(p, values + d, head_dim, sums + d, dims, begin, end);
   }
+  if (d < dims) add_last_columns<Element, Rows>(p, values + d, head_dim, sums + d, dims, begin, end);
 }
 
 // Key positions that one row may see.
@@ -177,41 +196,63 @@ struct Visible {
   int end;
 };
 
-// Folds one tile, all of whose tokens all rows see.
+// One tile of keys and values, and a register tile of rows that visits it.
+template <class Element>
+struct Visit {
+  const float* q;  // [head_dim][rows of the register tile]
+  const typename Element::Type* keys;
+  const typename Element::Type* values;
+  int head_dim;
+  int first_position;
+  Ahead ahead;
+  RowSums rows;
+  int row;                 // first of the register tile
+  const Visible* visible;  // of the first row
+};
+
+// Folds a tile, all of whose tokens all rows see.
 template <class Element, int Rows>
-OCTAVO_INLINE void fold_full_tile(const float* q, const typename Element::Type* keys,
-                                  const typename Element::Type* values, int head_dim, Ahead ahead, const RowSums& rows,
-                                  int row) {
-  const int dims = padded_head_dim(head_dim);
-  F8 scores[Rows][2];
-  alignas(32) float p[Rows * kTileTokens];
-  score_tile<Element, Rows>(q, keys, head_dim, ahead, scores);
-#pragma GCC unroll 6
-  for (int r = 0; r < Rows; ++r) fold_scores(scores[r][0], scores[r][1], rows, row + r, dims, p + r * kTileTokens);
-  add_values<Element, Rows>(p, values, head_dim, rows.sums + int64_t(row) * dims, dims, 0, kTileTokens);
+void fold_full_tile(const Visit<Element>& visit) {
+  const int dims = padded_head_dim(visit.head_dim);
+  V16 scores[Rows];
+  alignas(64) float p[Rows * kTileTokens];
+  score_tile<Element, Rows>(visit.q, visit.keys, visit.head_dim, visit.ahead, scores);
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r) fold_scores(scores[r], visit.rows, visit.row + r, dims, p + r * kTileTokens);
+  add_values<Element, Rows>(p, visit.values, visit.head_dim, visit.rows.sums + int64_t(visit.row) * dims, dims, 0,
+                            kTileTokens);
 }
 
-// Folds one tile that some rows see in part or not at all. Hidden lanes are removed by select and hidden values are
-// never read: they may be NaN.
+// Folds a tile that some rows see in part or not at all. Hidden lanes are removed by select and hidden values are never
+// read: they may be NaN.
 template <class Element, int Rows>
-OCTAVO_INLINE void fold_edge_tile(const float* q, const typename Element::Type* keys,
-                                  const typename Element::Type* values, int head_dim, Ahead ahead, const RowSums& rows,
-                                  int row, int first_position, const Visible* visible) {
-  const int dims = padded_head_dim(head_dim);
-  const F8 hidden = splat(-std::numeric_limits<float>::infinity());
-  const I8 places = {0, 1, 2, 3, 4, 5, 6, 7};
-  F8 scores[Rows][2];
-  alignas(32) float p[kTileTokens];
-  score_tile<Element, Rows>(q, keys, head_dim, ahead, scores);
+void fold_edge_tile(const Visit<Element>& visit) {
+  const int dims = padded_head_dim(visit.head_dim);
+  const V16 hidden = splat16(-std::numeric_limits<float>::infinity());
+  V16 scores[Rows];
+  alignas(64) float p[kTileTokens];
+  score_tile<Element, Rows>(visit.q, visit.keys, visit.head_dim, visit.ahead, scores);
   for (int r = 0; r < Rows; ++r) {
-    const int begin = std::max(visible[r].begin - first_position, 0);
-    const int end = std::min(visible[r].end - first_position, kTileTokens);
+    const int begin = greater(visit.visible[r].begin - visit.first_position, 0);
+    const int end = lesser(visit.visible[r].end - visit.first_position, kTileTokens);
     if (begin >= end) continue;
-    const I8 is_seen0 = (places >= begin) & (places < end);
-    const I8 is_seen1 = (places + 8 >= begin) & (places + 8 < end);
-    fold_scores(select(is_seen0, scores[r][0], hidden), select(is_seen1, scores[r][1], hidden), rows, row + r, dims, p);
-    add_values<Element, 1>(p, values, head_dim, rows.sums + int64_t(row + r) * dims, dims, begin, end);
+    fold_scores(select_lanes(begin, end, scores[r], hidden), visit.rows, visit.row + r, dims, p);
+    add_values<Element, 1>(p, visit.values, visit.head_dim, visit.rows.sums + int64_t(visit.row + r) * dims, dims,
+                           begin, end);
   }
+}
+
+// The two functions above for every number of rows, the first entry for one row.
+template <class Element>
+struct FoldTable {
+  using Fold = void (*)(const Visit<Element>&);
+  Fold full[kMaxRegisterRows];
+  Fold edge[kMaxRegisterRows];
+};
+
+template <class Element, int... Index>
+constexpr FoldTable<Element> fold_table(std::integer_sequence<int, Index...>) {
+  return {{fold_full_tile<Element, Index + 1>...}, {fold_edge_tile<Element, Index + 1>...}};
 }
 
 // Rows per register tile of a row block: as few tiles as possible, of even size (8 rows are 4 + 4, not 6 + 2).
@@ -220,43 +261,31 @@ inline int register_rows(int num_rows) {
   return (num_rows + num_tiles - 1) / num_tiles;
 }
 
-// Folds one tile into register tile after register tile of a row block.
+// Folds one tile into register tile after register tile of a row block; `visit` is for the first of them.
 template <class Element>
-void fold_tile(const float* q, const typename Element::Type* keys, const typename Element::Type* values, int head_dim,
-               Ahead ahead, const RowSums& rows, int num_rows, int first_position, const Visible* visible) {
-  const int last_position = first_position + kTileTokens;
+void fold_tile(Visit<Element> visit, int num_rows) {
+  static constexpr FoldTable<Element> kFolds = fold_table<Element>(std::make_integer_sequence<int, kMaxRegisterRows>());
+  const int last_position = visit.first_position + kTileTokens;
   const int width = register_rows(num_rows);
-  for (int row = 0; row < num_rows; row += width, q += width * head_dim) {
-    const int count = std::min(width, num_rows - row);
+  for (int row = 0; row < num_rows; row += width) {
+    const int count = lesser(width, num_rows - row);
     // Rows are in order of their tokens: the first row sees least of the end, the last least of the beginning.
-    const Visible& first = visible[row];
-    const Visible& last = visible[row + count - 1];
-    if (last.end <= first_position || first.begin >= last_position) continue;
-    const bool is_full = first.end >= last_position && last.begin <= first_position;
-#define OCTAVO_FOLD(ROWS)                                                                                        \
-  case ROWS:                                                                                                     \
-    if (is_full) {                                                                                               \
-      fold_full_tile<Element, ROWS>(q, keys, values, head_dim, ahead, rows, row);                                \
-    } else {                                                                                                     \
-      fold_edge_tile<Element, ROWS>(q, keys, values, head_dim, ahead, rows, row, first_position, visible + row); \
-    }                                                                                                            \
-    break;
-    switch (count) {
-      OCTAVO_FOLD(1)
-      OCTAVO_FOLD(2)
-      OCTAVO_FOLD(3)
-      OCTAVO_FOLD(4)
-      OCTAVO_FOLD(5)
-      OCTAVO_FOLD(6)
+    const Visible first = visit.visible[0];
+    const Visible last = visit.visible[count - 1];
+    if (last.end > visit.first_position && first.begin < last_position) {
+      const bool is_full = first.end >= last_position && last.begin <= visit.first_position;
+      (is_full ? kFolds.full : kFolds.edge)[count - 1](visit);
+      visit.ahead = {};  // fetched once
     }
-    ahead = {};  // fetched once
-#undef OCTAVO_FOLD
+    visit.q += count * visit.head_dim;
+    visit.row += count;
+    visit.visible += count;
   }
 }
 
 template <class Element>
 OCTAVO_INLINE void convert_tile(const typename Element::Type* from, int count, float* to) {
-  for (int i = 0; i < count; i += 8) store(to + i, Element::load8(from + i));
+  for (int i = 0; i < count; i += 16) store16(to + i, Element::load16(from + i));
 }
 
 // Copies the scaled queries of a row block into register tiles. The factor log2(e) makes exponentials powers of two.
@@ -268,7 +297,7 @@ inline void pack_queries(const AttentionCall& call, const AttentionItem& item, f
   const int full_width = register_rows(num_rows);
   for (int row = 0; row < num_rows; ++row) {
     const int place = row % full_width;
-    const int width = std::min(full_width, num_rows - (row - place));
+    const int width = lesser(full_width, num_rows - (row - place));
     const int token = (item.row_begin + row) / group;
     const int head = item.kv_head * group + (item.row_begin + row) % group;
     const float* from =
@@ -278,10 +307,17 @@ inline void pack_queries(const AttentionCall& call, const AttentionItem& item, f
   }
 }
 
+OCTAVO_INLINE void copy_sums(const float* from, int dims, float* to) {
+  for (int d = 0; d < dims; d += 8) store(to + d, load(from + d));
+}
+
 inline void clear_sums(const RowSums& rows, int num_rows, int dims) {
-  std::fill_n(rows.sums, int64_t(num_rows) * dims, 0.0f);
-  std::fill_n(rows.weights, num_rows * 8, 0.0f);
-  std::fill_n(rows.maxima, num_rows, -std::numeric_limits<float>::infinity());
+  const F8 zero = splat(0.0f);
+  for (int64_t i = 0; i < int64_t(num_rows) * dims; i += 8) store(rows.sums + i, zero);
+  for (int row = 0; row < num_rows; ++row) {
+    store(rows.weights + row * 8, zero);
+    rows.maxima[row] = -std::numeric_limits<float>::infinity();
+  }
 }
 
 // Merges a split of one row into the total of the splits before it.
@@ -317,8 +353,8 @@ void fold_split(const AttentionCall& call, const AttentionItem& item, int split,
   const int num_rows = item.row_end - item.row_begin;
   const int block_size = call.layout.block_size;
   const int32_t* table = call.batch.block_ids + call.batch.table_offsets[item.request];
-  const int begin = std::max(split * kSplitTokens, visible[0].begin / kTileTokens * kTileTokens);
-  const int end = std::min((split + 1) * kSplitTokens, visible[num_rows - 1].end);
+  const int begin = greater(split * kSplitTokens, visible[0].begin / kTileTokens * kTileTokens);
+  const int end = lesser((split + 1) * kSplitTokens, visible[num_rows - 1].end);
   clear_sums(scratch.split, num_rows, padded_head_dim(head_dim));
   const auto tile_at = [&](int position) {
     return call.pool + call.layout.keys_offset(table[position / block_size], call.layer, item.kv_head,
@@ -331,14 +367,14 @@ void fold_split(const AttentionCall& call, const AttentionItem& item, int split,
     if (sizeof(Type) != sizeof(float) && num_rows >= kConvertFromRows) {
       convert_tile<Element>(keys, kTileTokens * head_dim, scratch.keys);
       convert_tile<Element>(values, kTileTokens * head_dim, scratch.values);
-      fold_tile<ElementF32>(scratch.q, scratch.keys, scratch.values, head_dim, {}, scratch.split, num_rows, position,
-                            visible);
+      fold_tile<ElementF32>(
+          {scratch.q, scratch.keys, scratch.values, head_dim, position, {}, scratch.split, 0, visible}, num_rows);
     } else {
       Ahead ahead;
       if (position + kTileTokens < visible[num_rows - 1].end) {
         ahead = {tile_at(position + kTileTokens), call.layout.tile_bytes() / size_t(head_dim)};
       }
-      fold_tile<Element>(scratch.q, keys, values, head_dim, ahead, scratch.split, num_rows, position, visible);
+      fold_tile<Element>({scratch.q, keys, values, head_dim, position, ahead, scratch.split, 0, visible}, num_rows);
     }
   }
 }
@@ -358,7 +394,7 @@ inline void merge_split(const Scratch& scratch, int num_rows, int dims, int spli
     const float weight = sum(load(part.weights + row * 8));
     const float* sums = part.sums + int64_t(row) * dims;
     if (is_first_split(visible[row], split)) {
-      std::copy_n(sums, dims, total.sums + int64_t(row) * dims);
+      copy_sums(sums, dims, total.sums + int64_t(row) * dims);
       total.weights[row * 8] = weight;
       total.maxima[row] = part.maxima[row];
     } else {
@@ -405,7 +441,7 @@ void attend_item(const AttentionCall& call, const AttentionItem& item, Attention
   Visible visible[kMaxRowsPerBlock];
   for (int row = 0; row < num_rows; ++row) {
     const int position = call.batch.start_positions[item.request] + (item.row_begin + row) / group;
-    visible[row].begin = call.shape.window == 0 ? 0 : std::max(0, position - call.shape.window + 1);
+    visible[row].begin = call.shape.window == 0 ? 0 : greater(0, position - call.shape.window + 1);
     visible[row].end = position + 1;
   }
   pack_queries(call, item, scratch.q);
@@ -417,7 +453,7 @@ void attend_item(const AttentionCall& call, const AttentionItem& item, Attention
     }
     for (int row = 0; row < num_rows; ++row) {
       float* part = partial_of(schedule, schedule.merge(item.merge), item, split, row, head_dim);
-      std::copy_n(scratch.split.sums + int64_t(row) * dims, dims, part);
+      copy_sums(scratch.split.sums + int64_t(row) * dims, dims, part);
       part[dims] = sum(load(scratch.split.weights + row * 8));
       part[dims + 1] = scratch.split.maxima[row];
     }

@@ -116,6 +116,7 @@ ExecutorConfig config_of(const nb::dict& record) {
       .max_num_selected = nb::cast<int>(record["max_num_selected"]),
       .num_threads = nb::cast<int>(record["num_threads"]),
       .isa = choose_isa(nb::cast<std::string>(record["isa"])),
+      .may_widen = nb::cast<std::string>(record["isa"]) == "auto",
       .prefault = nb::cast<bool>(record["prefault"]),
       .poison = nb::cast<bool>(record["poison"]),
       .is_timed = nb::cast<bool>(record["is_timed"]),

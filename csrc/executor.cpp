@@ -63,6 +63,7 @@ Executor::Executor(Program program, ModelSizes sizes, ExecutorConfig config)
       sizes_(std::move(sizes)),
       config_(config),
       kernels_(kernels_of(config.isa)),
+      attend_(choose_attend(config.isa, config.may_widen)),
       first_selected_op_(find_first_selected_op(program_)),
       team_(config.num_threads),
       pool_(layout_of(sizes_, config), config.num_blocks) {
@@ -299,7 +300,7 @@ void Executor::attend(const StepInput& step, const Op& op, int thread) {
       .layout = pool_.layout(),
       .layer = sizes_.layer_indices[size_t(op.layer)],
   };
-  kernels_.attend(call, schedule_of(op.window), reinterpret_cast<float*>(thread_scratch_[size_t(thread)].get()));
+  attend_(call, schedule_of(op.window), reinterpret_cast<float*>(thread_scratch_[size_t(thread)].get()));
 }
 
 void Executor::answer(const StepInput& step, Rows rows, StepOutput& output, int thread) {

@@ -28,6 +28,7 @@ struct ExecutorConfig {
   int max_num_selected;  // rows of a logits tile: more selected rows are computed tile after tile
   int num_threads;
   Isa isa;
+  bool may_widen = true;  // a wider instruction set may be used where it gives the same bits
   bool prefault;
   bool poison;            // fill new blocks and all activations with NaN before each step
   bool is_timed = false;  // add up the seconds of each kind of op
@@ -85,6 +86,7 @@ class Executor {
   const ModelSizes sizes_;
   const ExecutorConfig config_;
   const Kernels& kernels_;
+  const AttendFunction attend_;
   StepLimits limits_;
   size_t first_selected_op_;
   Team team_;

@@ -20,6 +20,9 @@ struct SampleKernels {
   double (*lane_sum)(const double* values, int count);
 };
 
+// Works on items of the schedule until none is left. `scratch` has attention_scratch_floats(), 64-byte aligned.
+using AttendFunction = void (*)(const AttentionCall& call, AttentionSchedule& schedule, float* scratch);
+
 struct Kernels {
   // out = x / sqrt(mean(x^2) + eps) * weight over `width` floats; `out` may be `x`.
   void (*rms_norm)(const float* x, const float* weight, float* out, int width, float eps);
@@ -31,8 +34,7 @@ struct Kernels {
   void (*rotate)(float* head, const float* cosines, const float* sines, int half);
   // Rounds one head's key and value and writes them to their place in a tile.
   void (*store_kv)(const KvLayout& layout, std::byte* tile, int place, const float* key, const float* value);
-  // Works on items of the schedule until none is left. `scratch` has attention_scratch_floats(), 64-byte aligned.
-  void (*attend)(const AttentionCall& call, AttentionSchedule& schedule, float* scratch);
+  AttendFunction attend;
   SampleKernels sample;
 };
 
@@ -45,5 +47,10 @@ inline const Kernels& kernels_of([[maybe_unused]] Isa isa) {
 #endif
   return kernels_portable();
 }
+
+extern const AttendFunction kAttendAvx512;  // exists only in builds that know AVX-512
+
+// The attention of an instruction set; `may_widen` allows a wider one that was seen to give the same bits here.
+AttendFunction choose_attend(Isa isa, bool may_widen);
 
 }  // namespace octavo

@@ -217,6 +217,7 @@ Answers compute(const Program& program, const ModelSizes& sizes, KvType kv_type,
                      .max_num_selected = 4,
                      .num_threads = way.num_threads,
                      .isa = isa,
+                     .may_widen = true,
                      .prefault = false,
                      .poison = true});
   for (Request& request : requests) {

@@ -13,7 +13,7 @@ from octavo.testing.native_probe import INPUT, probe
 
 SPLIT = 512
 KV_DTYPES = ("f32", "f16", "bf16")
-ISAS = ("portable", "avx2")
+ISAS = ("portable", "avx2", "auto")
 
 
 @pytest.fixture
@@ -237,3 +237,16 @@ def test_garbage_behind_the_context_stays_out(rng):
 
     assert np.isnan(got[39]).any(), "the garbage was attended to by its own rows"
     assert np.array_equal(clean, got[:21])
+
+
+@pytest.mark.parametrize("kv_cache_dtype", KV_DTYPES)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (16, 1, 128), (2, 2, 88), (5, 1, 36)])
+def test_a_wider_instruction_set_changes_no_bit(rng, num_heads, num_kv_heads, head_dim, kv_cache_dtype):
+    """`auto` may use AVX-512 where it is; `avx2` never does. On a machine without, both are the same kernels."""
+    skip_unless_usable("avx2")
+    case = Case(rng, length=600, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    outputs = [
+        case.attend(case.runner(kv_cache_dtype=kv_cache_dtype, isa=isa), chunks_of(600, 87)) for isa in ("avx2", "auto")
+    ]
+
+    assert np.array_equal(*outputs)

@@ -28,7 +28,7 @@ FULL = make_random_model(**SIZES)
 FULL_AND_WINDOW = make_random_model(windows=(None, 20, None, 20), **SIZES)
 WEIGHT_DTYPES = ("f32", "f16", "bf16", "int8", "int4")
 KV_DTYPES = ("f32", "f16", "bf16")
-ISAS = ("portable", "avx2")
+ISAS = ("portable", "avx2", "auto")
 
 _packed = {}
 
