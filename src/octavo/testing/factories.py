@@ -217,9 +217,15 @@ class Rig:
     def run(self, num_steps: int) -> list[StepPlan]:
         return [self.step() for _ in range(num_steps)]
 
-    def run_to_end(self, max_steps: int = 10_000) -> int:
-        """Step until nothing is left, check that nothing is held, and return the number of steps."""
-        return run_to_end(self.scheduler, self.step, max_steps=max_steps)
+    def run_to_end(self, step: Callable[[], object] | None = None, *, max_steps: int = 10_000) -> int:
+        """Step until every request has ended, check that nothing is held, and return the number of steps."""
+        step = step or self.step
+        for num_steps in range(max_steps):
+            if not self.scheduler.has_unfinished:
+                check_idle(self.scheduler.kv_cache)
+                return num_steps
+            step()
+        raise AssertionError(f"{len(self.scheduler.requests)} requests are unfinished after {max_steps} steps")
 
     def finish(self, request: Request, reason: FinishReason = "abort") -> bool:
         has_ended = self.scheduler.finish(request.request_id, reason)
@@ -251,17 +257,6 @@ class Rig:
 
     def _collect(self) -> None:
         self.events.extend(self.log.drain())
-
-
-def run_to_end(scheduler: Scheduler, step: Callable[[], object], *, max_steps: int = 10_000) -> int:
-    """Call `step` until every request has ended; return how often. Asserts that it comes to an end without a leak."""
-    num_steps = 0
-    while scheduler.has_unfinished:
-        assert num_steps < max_steps, f"{len(scheduler.requests)} requests are unfinished after {max_steps} steps"
-        step()
-        num_steps += 1
-    check_idle(scheduler.kv_cache)
-    return num_steps
 
 
 def num_scheduled(plan: StepPlan, request: Request) -> int:

@@ -106,7 +106,7 @@ class FakeRunner:
                 position = start + row - plan.query_offsets[index]
                 for group, tables in enumerate(plan.tables):
                     block_id = tables.block_ids[tables.offsets[index] + position // self._block_size]
-                    assert block_id != NULL_BLOCK
+                    assert block_id != NULL_BLOCK, f"the null block is written for position {position}"
                     self._places[group][block_id][position % self._block_size] = (plan.token_ids[row], position)
 
     def _read(self, plan: StepPlan, index: int) -> list[int]:
