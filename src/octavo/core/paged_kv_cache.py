@@ -223,9 +223,8 @@ class PagedKVCache:
         for group, table in enumerate(holding.tables):
             for index in range(holding.num_named[group], num_full):
                 block = self._pool.blocks[table[index]]
-                if block.id != NULL_BLOCK and block.key is None:
-                    key = self._key(request, index)
-                    self._pool.cache(block, key, group=group, num_tokens=self._block_size, is_full=True)
+                key = self._key(request, index)
+                self._pool.cache(block, key, group=group, num_tokens=self._block_size, is_full=True)
             first, holding.num_named[group] = holding.num_named[group], num_full
             self._land(request, first, num_full)
 
@@ -257,8 +256,7 @@ class PagedKVCache:
             self._pool.release(self._pool.blocks[holding.tables[group][index]])
         for group, table in enumerate(holding.tables):
             block_ids = tuple(BlockId(block_id) for block_id in reversed(table[holding.num_dropped[group] :]))
-            if block_ids:
-                self._events.emit(BlocksReleased(request_id=request.request_id, group=group, block_ids=block_ids))
+            self._events.emit(BlocksReleased(request_id=request.request_id, group=group, block_ids=block_ids))
         self._finish_copies(holding)
 
     def reset(self) -> bool:

@@ -318,10 +318,9 @@ class Scheduler:
         prompts = [request for request in self.running if request.num_uncomputed_tokens > 1]
         has_newcomer = len(self._waiting) > 0 and len(self._running) < self._limits.max_num_seqs
         for index, request in enumerate(prompts):
-            num_shares = len(prompts) - index + has_newcomer
-            share = step.budget.num_tokens_left // num_shares
-            if share:
-                self._hand_out(request, min(share, request.num_uncomputed_tokens), step)
+            # At least 1: there are as many tokens as seats, and decoding requests took one each.
+            share = step.budget.num_tokens_left // (len(prompts) - index + has_newcomer)
+            self._hand_out(request, min(share, request.num_uncomputed_tokens), step)
 
     def _admit(self, step: _Step) -> None:
         """Admit waiting requests in order until one does not fit.
