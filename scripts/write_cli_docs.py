@@ -61,34 +61,22 @@ ENVIRONMENT = """
 
 def cli_docs() -> str:
     """Return the text of docs/cli.md."""
-    parts = [HEAD, _help_of(octavo, None)]
-    context = click.Context(octavo, info_name="octavo", **octavo.context_settings)
-    for name in octavo.list_commands(context):
-        command = octavo.get_command(context, name)
-        assert command is not None
-        parts += _helps_of(command, context)
-    parts.append(TABLE_HEAD + "\n".join(_row(option) for option in OPTIONS) + "\n" + ENVIRONMENT)
-    return "\n".join(parts)
+    rows = "\n".join(_row(option) for option in OPTIONS)
+    return "\n".join([HEAD, *_help_of(octavo, "octavo", None), TABLE_HEAD + rows + "\n" + ENVIRONMENT])
 
 
-def _helps_of(command: click.Command, parent: click.Context) -> list[str]:
-    """Return the help of a command, and of its own commands if it is a group."""
-    helps = [_help_of(command, parent)]
-    if isinstance(command, click.Group):
-        context = click.Context(command, info_name=command.name, parent=parent, **command.context_settings)
-        for name in command.list_commands(context):
-            part = command.get_command(context, name)
-            assert part is not None
-            helps += _helps_of(part, context)
-    return helps
-
-
-def _help_of(command: click.Command, parent: click.Context | None) -> str:
+def _help_of(command: click.Command, name: str, parent: click.Context | None) -> list[str]:
+    """Return the help of a command, and of the commands in it."""
     settings = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
-    context = click.Context(command, info_name=command.name, parent=parent, **settings)
-    title = context.command_path
+    context = click.Context(command, info_name=name, parent=parent, **settings)
     text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
-    return f"## {title}\n\n```text\n{text}\n```\n"
+    parts = [f"## {context.command_path}\n\n```text\n{text}\n```\n"]
+    if isinstance(command, click.Group):
+        for each in command.list_commands(context):
+            inner = command.get_command(context, each)
+            assert inner is not None
+            parts += _help_of(inner, each, context)
+    return parts
 
 
 def _row(option: Option) -> str:

@@ -16,6 +16,28 @@ from octavo.version import __version__
 COMMANDS = sorted(name for name, each in cli_main.COMMANDS.items() if each.is_there)
 
 
+def find(path: str) -> tuple[LazyCommand, click.Command]:
+    """Return a command by its words, `bench offline`."""
+    table, found = cli_main.COMMANDS, None
+    for word in path.split():
+        found = table[word], table[word].load()
+        table = getattr(found[1], "lazy", {})
+    assert found is not None
+    return found
+
+
+def every_path(table: dict[str, LazyCommand], prefix: str = "") -> list[str]:
+    paths = []
+    for name, each in table.items():
+        if each.is_there:
+            paths += [prefix + name, *every_path(getattr(each.load(), "lazy", {}), f"{prefix}{name} ")]
+    return paths
+
+
+PATHS = every_path(cli_main.COMMANDS)
+LEAVES = [path for path in PATHS if isinstance(find(path)[1], OctavoCommand)]
+
+
 def test_help_lists_what_is_there(octavo):
     for flag in ("-h", "--help"):
         ran = octavo(flag)
@@ -41,36 +63,36 @@ def test_version_names_package_native_build_and_kernels(octavo):
     assert "kernels: " in ran.out
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_a_command_has_examples_and_its_summary(octavo, name):
-    ran = octavo(name, "-h")
+@pytest.mark.parametrize("path", PATHS)
+def test_help_of_a_command_has_examples_and_its_summary(octavo, path):
+    ran = octavo(*path.split(), "-h")
 
     assert ran.code == 0
     assert "Examples:" in ran.out
-    command = cli_main.COMMANDS[name].load()
-    first_line = (command.help or "").splitlines()[0].rstrip(".")
-    assert cli_main.COMMANDS[name].summary == first_line
+    listed, command = find(path)
+    assert listed.summary == (command.help or "").splitlines()[0].rstrip(".")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_examples_of_a_command_parse(name):
-    command = cli_main.COMMANDS[name].load()
-    assert isinstance(command, OctavoCommand)
-    assert command.examples
+@pytest.mark.parametrize("path", PATHS)
+def test_examples_of_a_command_parse(path, tmp_path, monkeypatch):
+    """Files that an example names are made first; variables in front of `octavo` are the shell's."""
+    monkeypatch.chdir(tmp_path)
+    assert find(path)[1].examples
 
-    for example in command.examples:
-        words = [word for word in example.split(" ", 1) if not word.isupper()]
-        plain = example if words[0] == "octavo" else example[example.index("octavo") :]
-        args = split_example(plain)
-        assert args[0] == name
-        command.make_context(name, args[1:], resilient_parsing=False)
+    for example in find(path)[1].examples:
+        args = split_example(example[example.index("octavo") :])
+        words = path.split()
+        assert args[: len(words)] == words
+        for name in args:
+            if name.endswith((".json", ".txt")):
+                (tmp_path / name).write_text("[]")
+        leaf = max((each for each in LEAVES if args[: len(each.split())] == each.split()), key=len)
+        find(leaf)[1].make_context(leaf, args[len(leaf.split()) :])
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_can_answer_in_json(name):
-    command = cli_main.COMMANDS[name].load()
-
-    assert any("--json" in parameter.opts for parameter in command.params)
+@pytest.mark.parametrize("path", LEAVES)
+def test_every_command_can_answer_in_json(path):
+    assert any("--json" in parameter.opts for parameter in find(path)[1].params)
 
 
 def test_misspelt_command_gets_the_closest_one(octavo):
