@@ -43,6 +43,7 @@ lint: $(VENV)/stamp-install $(VENV)/stamp-lint ## Check format, rules, types and
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	@find csrc -name '*.cpp' -o -name '*.h' | xargs -r $(BIN)/clang-format --dry-run --Werror
+	@$(BIN)/python scripts/outliers.py
 
 format: $(VENV)/stamp-install $(VENV)/stamp-lint ## Rewrite the sources in the house format
 	$(BIN)/ruff format .
