@@ -91,7 +91,7 @@ def make_budget(
             f"{format_bytes(least_bytes)} needed for the smallest KV pool and all else,"
             f" {format_bytes(budget.available_bytes)} available",
             because=f"weights {format_bytes(weight_bytes)} + activations {format_bytes(activation_bytes)} + overhead"
-            f" {format_bytes(overhead_bytes)} + two blocks of {format_bytes(shape.block_bytes)}, and there is {because}",
+            f" {format_bytes(overhead_bytes)} + two blocks of {format_bytes(shape.block_bytes)}; there is {because}",
             hints=(hint,),
         )
     return budget
