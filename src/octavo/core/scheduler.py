@@ -328,6 +328,8 @@ class Scheduler:
         Requests whose prefix is being computed right now step aside without holding up those behind them; at most
         `max_num_seqs` are looked at in vain, so that a long queue of equal prompts costs no more than a short one.
         """
+        if len(self._waiting) == 0:
+            return
         step.num_outstanding_blocks = sum(map(self._num_outstanding_blocks, self._running.values()))
         passed_over: list[Request] = []
         while len(passed_over) < self._limits.max_num_seqs:
