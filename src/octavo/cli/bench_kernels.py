@@ -37,7 +37,7 @@ def command(asked: AskedConfig, output: Output) -> None:
 
     The limits are measured in the same run and with as many threads: a float32 matrix product in NumPy, and reading
     512 MiB of memory. Kernels run at the shapes of MODEL, on random weights of the kinds it would be held in. Integer
-    products may exceed the first limit, and what a cache holds the second. Needs about 1.5 GiB.
+    products may exceed the first limit, and what a cache holds the second. Needs about 0.6 GiB.
     """
     if not output.is_quiet:
         click.echo(f"bench kernels: {asked.config.model}; the machine's limits first", err=True)
