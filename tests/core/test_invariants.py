@@ -121,6 +121,15 @@ def attach_a_running_fork(rig):
     rig.scheduler.running[0].forks = (rig.scheduler.running[1],)
 
 
+def lose_a_fork(rig):
+    rig.scheduler.requests[-1].status = RequestStatus.FORKING
+
+
+def keep_a_block_too_many(rig):
+    [extra] = rig.paged.pool.allocate(1)
+    first_table(rig).append(extra.id)
+
+
 def take_more_seats_than_there_are(rig):
     object.__setattr__(rig.scheduler.limits, "max_num_seqs", 1)
 
@@ -147,6 +156,8 @@ DAMAGE = [
     exceed_the_length,
     count_hits_beyond_the_prompt,
     attach_a_running_fork,
+    lose_a_fork,
+    keep_a_block_too_many,
     take_more_seats_than_there_are,
 ]
 

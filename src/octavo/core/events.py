@@ -48,7 +48,11 @@ class RequestDelayed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestAdmitted:
-    """A request moved to running. Hit tokens are `num_block_hit_tokens` in whole blocks + `num_copied_hit_tokens`."""
+    """A request moved to running. Hit tokens are `num_block_hit_tokens` in whole blocks + `num_copied_hit_tokens`.
+
+    `is_resumed` says that its hits were counted before: it ran already, or it is a further answer that found no seat
+    when its prompt had been computed.
+    """
 
     request_id: RequestId
     num_known_tokens: int

@@ -25,6 +25,8 @@ def check_scheduler(scheduler: Scheduler) -> None:
     assert counts[RequestStatus.FINISHED] == 0, "a finished request is still listed"
     assert counts[RequestStatus.RUNNING] == len(running) == scheduler.num_running
     assert counts[RequestStatus.WAITING] == scheduler.num_waiting, "a request is lost, or waits twice"
+    num_forks = sum(len(request.forks) for request in scheduler.requests)
+    assert counts[RequestStatus.FORKING] == num_forks, "an answer waits for a prompt that nobody computes for it"
     assert len(running) <= scheduler.limits.max_num_seqs
     for request in scheduler.requests:
         assert (request.status is RequestStatus.RUNNING) == (request.request_id in running)
@@ -108,6 +110,8 @@ def _check_index(kv_cache: PagedKVCache) -> None:
 def _check_tables(kv_cache: PagedKVCache, scheduler: Scheduler) -> None:
     block_size = kv_cache.block_size
     for request in scheduler.running:
+        num_promised = kv_cache.num_blocks(request.num_known_tokens)
+        assert kv_cache.num_held_blocks(request) <= num_promised, f"{request.request_id} holds more than was promised"
         for group, table in enumerate(kv_cache.tables(request)):
             live = [block_id for block_id in table if block_id != NULL_BLOCK]
             assert len(set(live)) == len(live), f"{request.request_id} lists a block twice"
