@@ -191,7 +191,10 @@ class GroupKernel {
       if (unpack) unpack_groups(group, count, unpacked_ + first * kUnpackedGroupBytes);
       block = group + count * Format::kPackedBytes;
     }
+    if (unpack) ahead_.start(block, num_groups_ * kGroupBytes, num_groups_);
   }
+
+  void look_ahead(int index, int count) { ahead_.set_tile(index, count); }
 
   template <int kRows, bool kUnpacked>
   void tile(int row, float* out) const {
@@ -221,7 +224,9 @@ class GroupKernel {
         total[r][0] = _mm256_fmadd_ps(value[r][0], row_scale, total[r][0]);
         total[r][1] = _mm256_fmadd_ps(value[r][1], row_scale, total[r][1]);
       }
-      if constexpr (!kUnpacked) {
+      if constexpr (kUnpacked) {
+        ahead_.fetch(group);
+      } else {
         OCTAVO_UNROLL
         for (int byte = 0; byte < kGroupBytes; byte += 64) {
           _mm_prefetch(reinterpret_cast<const char*>(ahead + byte), _MM_HINT_T0);
@@ -297,6 +302,7 @@ class GroupKernel {
   uint8_t* const unpacked_;  // [group][step][2 halves][32 bytes]
   float* const scales_;      // [group][Format::kScales]
   const uint8_t* packed_block_ = nullptr;
+  LookAhead ahead_;
   int64_t group_begin_ = 0;
   int num_groups_ = 0;
 };

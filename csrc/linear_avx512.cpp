@@ -172,7 +172,10 @@ class GroupKernel {
       if (unpack) unpack_groups(group, count, unpacked_ + first * kUnpackedGroupBytes);
       block = group + count * Format::kPackedBytes;
     }
+    if (unpack) ahead_.start(block, num_groups_ * kGroupBytes, num_groups_);
   }
+
+  void look_ahead(int index, int count) { ahead_.set_tile(index, count); }
 
   template <int kRows, bool kUnpacked>
   void tile(int row, float* out) const {
@@ -214,7 +217,9 @@ class GroupKernel {
         const __m512 value = Format::value(dots[r], scales, row_scale + stride);
         total[r] = _mm512_fmadd_ps(value, _mm512_set1_ps(*row_scale), total[r]);
       }
-      if constexpr (!kUnpacked) {
+      if constexpr (kUnpacked) {
+        ahead_.fetch(group);
+      } else {
         OCTAVO_UNROLL
         for (int byte = 0; byte < kGroupBytes; byte += 64) {
           _mm_prefetch(reinterpret_cast<const char*>(ahead + byte), _MM_HINT_T0);
@@ -263,6 +268,7 @@ class GroupKernel {
   uint8_t* const unpacked_;  // [group][quad][16 outputs][4]
   float* const scales_;      // [group][Format::kScales]
   const uint8_t* packed_block_ = nullptr;
+  LookAhead ahead_;
   int64_t group_begin_ = 0;
   int num_groups_ = 0;
 };
@@ -284,6 +290,8 @@ class FloatKernel {
     unpacked_ = reinterpret_cast<float*>(job_.scratch);
     for (int k = 0; k < count_; ++k) _mm512_store_ps(unpacked_ + 16 * k, packed_weights(k));
   }
+
+  void look_ahead(int, int) {}  // a simple stream, which the hardware foresees
 
   template <int kRows, bool kUnpacked>
   void tile(int row, float* out) const {

@@ -25,6 +25,8 @@ class FloatKernel {
     for (int i = 0; i < 2 * count_; ++i) store(unpacked_ + 8 * i, packed_weights(packed_ + i * kInputBytes / 2));
   }
 
+  void look_ahead(int, int) {}  // a simple stream, which the hardware foresees
+
   template <int kRows, bool kUnpacked>
   void tile(int row, float* sums) const {
     const float* x[kRows];

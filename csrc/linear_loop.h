@@ -14,6 +14,7 @@
 //   kPieceInputs             inputs of a piece that is unpacked
 //   K(job)                   remembers the job
 //   load(panel, begin, end, unpack)    points it at inputs [begin, end) of a panel
+//   look_ahead(index, count)           the next tile is one of `count` over this piece: a hint for prefetching
 //   tile<R, kUnpacked>(row, sums)      adds R rows x 16 outputs of that piece to `sums` [R][16]
 #pragma once
 
@@ -28,6 +29,37 @@
 #endif
 
 namespace octavo::OCTAVO_SIMD {
+
+// Fetches the packed weights of the next piece while the tiles of a piece are computed from its unpacked ones.
+class LookAhead {
+ public:
+  // `next` is where the next piece lies; `num_groups` groups make a tile.
+  void start(const uint8_t* next, int num_bytes, int num_groups) {
+    next_ = next;
+    num_lines_ = (num_bytes + 63) / 64;
+    num_groups_ = num_groups;
+  }
+
+  // Spreads the lines evenly over the groups of `num_tiles` tiles, of which number `tile` comes next.
+  void set_tile(int tile, int num_tiles) {
+    lines_per_group_ = (num_lines_ + num_tiles * num_groups_ - 1) / (num_tiles * num_groups_);
+    const int first = tile * num_groups_ * lines_per_group_;
+    if (first >= num_lines_) lines_per_group_ = 0;
+    first_ = next_ + 64 * static_cast<int64_t>(first);
+  }
+
+  __attribute__((always_inline)) void fetch(int group) const {
+    const uint8_t* line = first_ + 64 * static_cast<int64_t>(group * lines_per_group_);
+    for (int i = 0; i < lines_per_group_; ++i) __builtin_prefetch(line + 64 * i);
+  }
+
+ private:
+  const uint8_t* next_ = nullptr;
+  const uint8_t* first_ = nullptr;
+  int num_lines_ = 0;
+  int num_groups_ = 1;
+  int lines_per_group_ = 0;
+};
 
 template <class Kernel, int kRows>
 void run_tile(const Kernel& kernel, int num_tile_rows, bool unpacked, int row, float* sums) {
@@ -79,6 +111,7 @@ void run_panels_of(const PanelJob& job) {
       for (int64_t begin = 0; begin < job.num_inputs; begin += piece) {
         kernel.load(packed, begin, job.num_inputs - begin < piece ? job.num_inputs : begin + piece, unpack);
         for (int row = 0; row < num_rows; row += kRowsOfTile) {
+          kernel.look_ahead(row / kRowsOfTile, (num_rows + kRowsOfTile - 1) / kRowsOfTile);
           run_tile<Kernel, kRowsOfTile>(kernel, num_rows - row, unpack, row_begin + row, sums + row * 16);
         }
       }

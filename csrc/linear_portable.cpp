@@ -100,6 +100,8 @@ class GroupKernel {
     }
   }
 
+  void look_ahead(int, int) {}
+
   template <int kRows, bool>
   void tile(int row, float* out) const {
     const int64_t first_group = (row * job_.num_inputs + begin_ * kRows) / kGroupInputs;
