@@ -51,7 +51,7 @@ bool gives_same_bits(AttentionShape shape, KvType type) {
   std::vector<float> outputs[2] = {std::vector<float>(q.size(), 1.0f), std::vector<float>(q.size(), 2.0f)};
   const AttentionBatch batch{3, query_offsets.data(), start_positions.data(), block_ids.data(), table_offsets.data()};
   AttentionSchedule schedule(shape, num_tokens, 3, 1);
-  schedule.build(batch);
+  schedule.build(batch, kTileTokens);
   const AlignedBytes scratch = aligned_bytes(attention_scratch_floats(shape.head_dim) * sizeof(float));
   const AttendFunction kernels[2] = {kernels_avx2().attend, kAttendAvx512};
   for (int i = 0; i < 2; ++i) {

@@ -276,5 +276,6 @@ NB_MODULE(_native, module) {
       .def_prop_ro("pool_bytes", [](Executor& executor) { return executor.pool().mapped_bytes(); })
       .def_prop_ro("arena_bytes", [](Executor& executor) { return executor.program().arena_bytes; })
       .def_prop_ro("scratch_bytes", &Executor::scratch_bytes)
+      .def_prop_ro("num_shared_items", &Executor::num_shared_items)
       .def_prop_ro("seconds", &seconds_of);
 }

@@ -79,6 +79,7 @@ Executor::Executor(Program program, ModelSizes sizes, ExecutorConfig config)
       .num_blocks = config_.num_blocks,
       .windows = std::vector<int>(size_t(sizes_.num_groups), 0),
   };
+  schedules_.resize(size_t(sizes_.num_groups));
   arena_ = aligned_bytes(size_t(program_.arena_bytes));
   thread_scratch_bytes_ = attention_scratch_floats(sizes_.head_dim) * sizeof(float);
   for (size_t i = 0; i < program_.ops.size(); ++i) {
@@ -89,12 +90,12 @@ Executor::Executor(Program program, ModelSizes sizes, ExecutorConfig config)
       shared_scratch_bytes_ = std::max(shared_scratch_bytes_, linear_shared_scratch_bytes(linear, rows));
       thread_scratch_bytes_ = std::max(thread_scratch_bytes_, linear_thread_scratch_bytes(linear, rows));
     } else if (op.kind == OpKind::attend) {
-      limits_.windows[size_t(sizes_.layer_groups[size_t(op.layer)])] = op.window;
-      if (std::find(windows_.begin(), windows_.end(), op.window) == windows_.end()) {
-        windows_.push_back(op.window);
-        schedules_.push_back(std::make_unique<AttentionSchedule>(
+      const size_t group = size_t(sizes_.layer_groups[size_t(op.layer)]);
+      limits_.windows[group] = op.window;
+      if (schedules_[group] == nullptr) {
+        schedules_[group] = std::make_unique<AttentionSchedule>(
             AttentionShape{sizes_.num_heads, sizes_.num_kv_heads, sizes_.head_dim, op.window}, max_tokens,
-            config_.max_num_requests, config_.num_threads));
+            config_.max_num_requests, config_.num_threads);
       }
     }
   }
@@ -114,9 +115,15 @@ size_t Executor::scratch_bytes() const {
   size_t bytes = shared_scratch_bytes_ + size_t(config_.num_threads) * thread_scratch_bytes_ +
                  (cosines_.size() + sines_.size()) * sizeof(float) +
                  row_places_.size() * sizeof(int32_t) * size_t(1 + sizes_.num_groups);
-  for (const auto& schedule : schedules_) bytes += schedule->resident_bytes();
+  for (const auto& schedule : schedules_) bytes += schedule == nullptr ? 0 : schedule->resident_bytes();
   for (const Sampler& sampler : samplers_) bytes += sampler.resident_bytes();
   return bytes;
+}
+
+size_t Executor::num_shared_items() const {
+  size_t count = 0;
+  for (const auto& schedule : schedules_) count += schedule == nullptr ? 0 : schedule->num_shared_items();
+  return count;
 }
 
 void Executor::step(const StepInput& step, StepOutput& output) {
@@ -137,9 +144,8 @@ void Executor::clock(int thread, double& counter) {
 }
 
 void Executor::prepare(const StepInput& step) {
-  for (const auto& schedule : schedules_) {
-    // Query rows are the same in all groups, and the division of work does not look at block ids.
-    schedule->build({step.num_requests(), step.query_offsets.data(), step.start_positions.data(), nullptr, nullptr});
+  for (size_t group = 0; group < schedules_.size(); ++group) {
+    if (schedules_[group] != nullptr) schedules_[group]->build(batch_of(step, int(group)), config_.block_size);
   }
 }
 
@@ -202,7 +208,7 @@ void Executor::prepare_rows(const StepInput& step, int thread) {
 void Executor::run_ops(const StepInput& step, size_t begin, size_t end, Rows rows, int thread) {
   for (size_t i = begin; i < end; ++i) {
     const Op& op = program_.ops[i];
-    if (op.kind == OpKind::attend && thread == 0) schedule_of(op.window).rewind();
+    if (op.kind == OpKind::attend && thread == 0) schedule_of(op).rewind();
     if (i > begin && !(is_row_wise(op.kind) && is_row_wise(program_.ops[i - 1].kind))) team_.barrier();
     run_op(step, op, rows, thread);
     clock(thread, seconds_.ops[int(op.kind)]);
@@ -280,17 +286,20 @@ void Executor::rope_store(const Op& op, int row) {
   }
 }
 
-AttentionSchedule& Executor::schedule_of(int window) {
-  const auto found = std::find(windows_.begin(), windows_.end(), window);
-  return *schedules_[size_t(found - windows_.begin())];
+AttentionBatch Executor::batch_of(const StepInput& step, int group) const {
+  const TableView& table = step.tables[size_t(group)];
+  return {step.num_requests(), step.query_offsets.data(), step.start_positions.data(), table.block_ids.data(),
+          table.offsets.data()};
+}
+
+AttentionSchedule& Executor::schedule_of(const Op& op) {
+  return *schedules_[size_t(sizes_.layer_groups[size_t(op.layer)])];
 }
 
 void Executor::attend(const StepInput& step, const Op& op, int thread) {
-  const TableView& table = step.tables[size_t(sizes_.layer_groups[size_t(op.layer)])];
   const AttentionCall call{
       .shape = {sizes_.num_heads, sizes_.num_kv_heads, sizes_.head_dim, op.window},
-      .batch = {step.num_requests(), step.query_offsets.data(), step.start_positions.data(), table.block_ids.data(),
-                table.offsets.data()},
+      .batch = batch_of(step, sizes_.layer_groups[size_t(op.layer)]),
       .scale = op.value,
       .q = data(op.x),
       .q_stride = stride(op.x),
@@ -300,7 +309,7 @@ void Executor::attend(const StepInput& step, const Op& op, int thread) {
       .layout = pool_.layout(),
       .layer = sizes_.layer_indices[size_t(op.layer)],
   };
-  attend_(call, schedule_of(op.window), reinterpret_cast<float*>(thread_scratch_[size_t(thread)].get()));
+  attend_(call, schedule_of(op), reinterpret_cast<float*>(thread_scratch_[size_t(thread)].get()));
 }
 
 void Executor::answer(const StepInput& step, Rows rows, StepOutput& output, int thread) {

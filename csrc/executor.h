@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "aligned.h"
-#include "attention.h"
+#include "attention_schedule.h"
 #include "kernels.h"
 #include "kv_pool.h"
 #include "program.h"
@@ -56,6 +56,8 @@ class Executor {
   // A buffer of the last step, as far as later ops have left it alone (tests).
   const float* buffer(int index) const { return data(index); }
   size_t scratch_bytes() const;
+  // Pieces of attention of the last step in which several requests visited the same blocks together, per layer.
+  size_t num_shared_items() const;
   const StepSeconds& seconds() const { return seconds_; }
 
  private:
@@ -73,7 +75,8 @@ class Executor {
   void rope_store(const Op& op, int row);
   void attend(const StepInput& step, const Op& op, int thread);
   void answer(const StepInput& step, Rows rows, StepOutput& output, int thread);
-  AttentionSchedule& schedule_of(int window);
+  AttentionBatch batch_of(const StepInput& step, int group) const;
+  AttentionSchedule& schedule_of(const Op& op);
   // Adds the time since the last call to a counter, on thread 0 and if asked for.
   void clock(int thread, double& counter);
 
@@ -97,9 +100,8 @@ class Executor {
   std::vector<AlignedBytes> thread_scratch_;
   size_t shared_scratch_bytes_ = 0;
   size_t thread_scratch_bytes_ = 0;
-  std::vector<int> windows_;  // of the schedules below
-  std::vector<std::unique_ptr<AttentionSchedule>> schedules_;
-  std::vector<Sampler> samplers_;  // one per thread
+  std::vector<std::unique_ptr<AttentionSchedule>> schedules_;  // by KV group; null where no layer attends
+  std::vector<Sampler> samplers_;                              // one per thread
 
   // Per row of the step: written and read by the thread that owns the row.
   std::vector<int32_t> row_places_;               // place in its block

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "attention_schedule.h"
 #include "isa.h"
 #include "kv_layout.h"
 

@@ -228,17 +228,40 @@ Answers compute(const Program& program, const ModelSizes& sizes, KvType kv_type,
       free_blocks.resize(free_blocks.size() - size_t(needed));
     }
   }
+  // The last one in company continues the first request's beginning: it holds the same blocks and only reads them.
+  const bool has_twin = way.company > 1;
+  const int num_common = (kSplitTokens + way.block_size - 1) / way.block_size * way.block_size;  // a split, in blocks
+  if (has_twin) {
+    Request& twin = requests.back();
+    twin.tokens.assign(requests[0].tokens.begin(), requests[0].tokens.begin() + num_common);
+    for (int i = 0; i < 30; ++i) twin.tokens.push_back(int32_t(rng() % kVocab));
+    for (int g = 0; g < 2; ++g) {
+      std::vector<int32_t>& table = twin.tables[g];
+      table.insert(table.begin(), requests[0].tables[g].begin(),
+                   requests[0].tables[g].begin() + num_common / way.block_size);
+    }
+  }
   Answers answers;
+  size_t num_shared_items = 0;
   std::vector<int> computed(requests.size(), 0);
   StepOutput output;
   for (int step = 0; int(answers.tokens.size()) < kNumNew; ++step) {
     std::vector<int32_t> offsets{0}, starts, tokens, selected, new_blocks, block_ids[2], table_offsets[2] = {{0}, {0}};
     StepInput input;
     std::vector<int32_t> scored;
+    std::vector<bool> is_answered(requests.size(), false);
+    if (step == 1) {  // the first request goes on with a copy of one of its blocks
+      int32_t& copied = requests[0].tables[0][size_t(kSplitTokens / way.block_size) + 1];
+      input.copies = {{copied, free_blocks[0]}};
+      copied = free_blocks[0];
+    }
     for (size_t r = 0; r < requests.size(); ++r) {
       Request& request = requests[r];
+      const bool is_twin = has_twin && r + 1 == requests.size();
+      if (is_twin && computed[0] < num_common) continue;
+      if (is_twin) computed[r] = std::max(computed[r], num_common);
       const int left = int(request.tokens.size()) - computed[r];
-      const int count = r == 0 ? std::min(left, way.chunk) : std::min(left, 1 + int(rng() % 9));
+      const int count = std::min(left, r == 0 ? way.chunk : is_twin ? 1 : 1 + int(rng() % 9));
       for (const auto& table : request.tables) {
         for (int p = computed[r]; p < computed[r] + count; ++p) {
           if (p % way.block_size == 0) new_blocks.push_back(table[size_t(p / way.block_size)]);
@@ -253,6 +276,7 @@ Answers compute(const Program& program, const ModelSizes& sizes, KvType kv_type,
       }
       computed[r] += count;
       if (computed[r] == int(request.tokens.size())) {
+        is_answered[r] = true;
         selected.push_back(int32_t(tokens.size()) - 1);
         input.samples.push_back(
             sample_of(int(selected.size()) - 1, computed[r], int(r) * 5 + int(answers.tokens.size())));
@@ -268,12 +292,11 @@ Answers compute(const Program& program, const ModelSizes& sizes, KvType kv_type,
     input.tables = {{block_ids[0], table_offsets[0]}, {block_ids[1], table_offsets[1]}};
     input.new_blocks = new_blocks;
     input.selected_rows = selected;
-    if (step == 1) input.copies = {{requests[0].tables[0][0], free_blocks[0]}};
     executor.step(input, output);
-    if (step == 1) requests[0].tables[0][0] = free_blocks[0];  // goes on with the copy
+    num_shared_items += executor.num_shared_items();
     size_t next = 0;
     for (size_t r = 0; r < requests.size(); ++r) {
-      if (computed[r] != int(requests[r].tokens.size())) continue;
+      if (!is_answered[r]) continue;
       const SampleAnswer& answer = output.samples[next++];
       check(answer.token_id >= 0 && answer.token_id < kVocab, "an answer is a token");
       if (r == 0) {
@@ -290,6 +313,7 @@ Answers compute(const Program& program, const ModelSizes& sizes, KvType kv_type,
       if (computed[r] == int(requests[r].tokens.size())) computed[r] = 0;
     }
   }
+  check(!has_twin || num_shared_items > 0, "requests visited blocks together");
   return answers;
 }
 

@@ -224,6 +224,56 @@ def test_bits_do_not_depend_on_the_batch(rng, threads):
     assert np.array_equal(np.concatenate(alone), together)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("block_size", [16, 48])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_requests_that_hold_the_same_blocks_visit_them_together_with_the_same_bits(rng, isa, block_size, threads):
+    """A tree: 24 requests share a split, two halves of them share another each, and the tails are their own."""
+    skip_unless_usable(isa)
+    shared, branch, tail = 512, 512, 40
+    length = shared + 2 * branch + 24 * tail
+    case = Case(rng, length=length, num_heads=6, num_kv_heads=2)
+    runner = case.runner(
+        kv_cache_dtype="f16", block_size=block_size, threads=threads, isa=isa, num_blocks=400, rows=2048
+    )
+    free = [int(each) for each in rng.permutation(np.arange(1, 401))]
+    trunk_blocks = [free.pop() for _ in range(shared // block_size)]  # with 48, a split ends inside the next block
+    requests = []
+    for half in range(2):
+        # Tokens before the tail, and blocks of all but the last ones that the tail touches.
+        start = shared + half * branch
+        before = [*range(shared), *range(start, start + branch)]
+        branch_blocks = trunk_blocks + [free.pop() for _ in range(len(before) // block_size - len(trunk_blocks))]
+        for number in range(12):
+            first = shared + 2 * branch + (12 * half + number) * tail
+            size = int(rng.integers(1, tail + 1))
+            tokens = before + list(range(first, first + size))
+            needed = -(-len(tokens) // block_size)
+            requests.append((tokens, branch_blocks + [free.pop() for _ in range(needed - len(branch_blocks))]))
+
+    def fill(tokens, table):
+        chunk = Chunk("a", tokens[:-1], tables=[table], sample=None)
+        runner.execute(make_plan([chunk]))
+
+    def last(which):
+        chunks = [
+            Chunk(f"r{i}", requests[i][0][-1:], start=len(requests[i][0]) - 1, tables=[requests[i][1]], sample=None)
+            for i in which
+        ]
+        runner.execute(make_plan(chunks))
+        return runner.read_buffer("out", len(chunks))
+
+    for tokens, table in requests:
+        fill(tokens, table)
+    alone = [last([i]) for i in range(24)]
+    assert runner.num_shared_items == 0
+    order = [int(each) for each in rng.permutation(24)]
+    together = last(order)
+
+    assert runner.num_shared_items >= (3 if block_size == 16 else 1) * case.num_kv_heads
+    assert np.array_equal(np.concatenate([alone[i] for i in order]), together)
+
+
 def test_garbage_behind_the_context_stays_out(rng):
     """NaN and infinity in the unwritten rest of a block, and in later tokens of the same step, change no bit."""
     case = Case(rng, length=21)

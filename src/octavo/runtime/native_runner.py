@@ -136,6 +136,11 @@ class NativeRunner:
         return dict(self._executor.seconds)
 
     @property
+    def num_shared_items(self) -> int:
+        """Pieces of the last step's attention in which several requests visited the same blocks together."""
+        return int(self._executor.num_shared_items)
+
+    @property
     def activation_bytes(self) -> int:
         return int(self._executor.arena_bytes)
 
