@@ -309,77 +309,154 @@ class GroupKernel {
 
 // --- activations -----------------------------------------------------------------------------------------------------
 
-struct QuantisedGroup {
-  __m256i bytes;
-  float scale;
-  float sum;
-  int32_t offsets[2];
+struct MaxInts {
+  OCTAVO_INLINE __m256i of(__m256i a, __m256i b) { return _mm256_max_epi32(a, b); }
+  OCTAVO_INLINE __m128i of(__m128i a, __m128i b) { return _mm_max_epi32(a, b); }
 };
 
-OCTAVO_INLINE QuantisedGroup quantise_group(const float* x) {
-  const __m256i magnitude_bits = _mm256_set1_epi32(0x7fffffff);
-  __m256 values[4];
-  __m256i greatest = _mm256_setzero_si256();
-  for (int i = 0; i < 4; ++i) {
-    values[i] = _mm256_loadu_ps(x + 8 * i);
-    // As integers, magnitudes are ordered like the floats, and NaN is above everything: it cannot get lost in a
-    // maximum.
-    greatest = _mm256_max_epi32(greatest, _mm256_and_si256(_mm256_castps_si256(values[i]), magnitude_bits));
+struct SumInts {
+  OCTAVO_INLINE __m256i of(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
+  OCTAVO_INLINE __m128i of(__m128i a, __m128i b) { return _mm_add_epi32(a, b); }
+};
+
+// Reduces each of four vectors of eight numbers to one.
+template <class Operation>
+OCTAVO_INLINE __m128i reduce(const __m256i (&v)[4]) {
+  const __m256i pairs01 = Operation::of(_mm256_unpacklo_epi32(v[0], v[1]), _mm256_unpackhi_epi32(v[0], v[1]));
+  const __m256i pairs23 = Operation::of(_mm256_unpacklo_epi32(v[2], v[3]), _mm256_unpackhi_epi32(v[2], v[3]));
+  const __m256i halves =
+      Operation::of(_mm256_unpacklo_epi64(pairs01, pairs23), _mm256_unpackhi_epi64(pairs01, pairs23));
+  return Operation::of(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+}
+
+struct RowScales {
+  __m128 scale;
+  __m128 inverse;
+};
+
+// Scales of four rows from the bits of their greatest magnitudes; see quant_rows.h.
+OCTAVO_INLINE RowScales scales_of(__m128i greatest_bits) {
+  const __m128 is_finite = _mm_castsi128_ps(_mm_cmplt_epi32(greatest_bits, _mm_set1_epi32(kInfinityBits)));
+  const __m128 is_tiny = _mm_castsi128_ps(_mm_cmplt_epi32(greatest_bits, _mm_set1_epi32(kTinyBits)));
+  const __m128 is_used = _mm_andnot_ps(is_tiny, is_finite);
+  const __m128 greatest = _mm_blendv_ps(_mm_set1_ps(1.0f), _mm_castsi128_ps(greatest_bits), is_used);
+  const __m128 scale = _mm_and_ps(is_used, _mm_div_ps(greatest, _mm_set1_ps(127.0f)));
+  const __m128 inverse = _mm_and_ps(is_used, _mm_div_ps(_mm_set1_ps(127.0f), greatest));
+  return {_mm_blendv_ps(_mm_castsi128_ps(_mm_set1_epi32(kNanBits)), scale, is_finite), inverse};
+}
+
+// Writes 8 units of 4 bytes of each row so that the units of all rows lie side by side: [8][kRows].
+template <int kRows>
+OCTAVO_INLINE void store_units(const __m256i (&rows)[4], void* at) {
+  auto* to = static_cast<uint8_t*>(at);
+  if constexpr (kRows == 1) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), rows[0]);
+  } else if constexpr (kRows == 4) {
+    const __m256i low01 = _mm256_unpacklo_epi32(rows[0], rows[1]);
+    const __m256i high01 = _mm256_unpackhi_epi32(rows[0], rows[1]);
+    const __m256i low23 = _mm256_unpacklo_epi32(rows[2], rows[3]);
+    const __m256i high23 = _mm256_unpackhi_epi32(rows[2], rows[3]);
+    const __m256i units[4] = {_mm256_unpacklo_epi64(low01, low23), _mm256_unpackhi_epi64(low01, low23),
+                              _mm256_unpacklo_epi64(high01, high23), _mm256_unpackhi_epi64(high01, high23)};
+    for (int i = 0; i < 4; ++i) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16 * i), _mm256_castsi256_si128(units[i]));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16 * i + 64), _mm256_extracti128_si256(units[i], 1));
+    }
+  } else {
+    alignas(32) int32_t units[8];
+    for (int r = 0; r < kRows; ++r) {
+      _mm256_store_si256(reinterpret_cast<__m256i*>(units), rows[r]);
+      for (int i = 0; i < 8; ++i) std::memcpy(to + 4 * (i * kRows + r), units + i, 4);
+    }
   }
-  __m128i top = _mm_max_epi32(_mm256_castsi256_si128(greatest), _mm256_extracti128_si256(greatest, 1));
-  top = _mm_max_epi32(top, _mm_shuffle_epi32(top, 0x4e));
-  top = _mm_max_epi32(top, _mm_shuffle_epi32(top, 0xb1));
-  const GroupScale scale = group_scale(_mm_cvtsi128_si32(top));
+}
 
-  const __m256 inverse = _mm256_set1_ps(scale.inverse);
-  __m256i ints[4];
-  for (int i = 0; i < 4; ++i) ints[i] = _mm256_cvtps_epi32(_mm256_mul_ps(values[i], inverse));
-  const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(ints[0], ints[1]), _mm256_packs_epi32(ints[2], ints[3]));
-  QuantisedGroup group;
-  group.bytes = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-  if (!scale.is_finite) group.bytes = _mm256_setzero_si256();
-  group.scale = scale.scale;
+OCTAVO_INLINE __m256i widen(__m256i bytes, int half) {
+  return _mm256_cvtepi8_epi16(half == 0 ? _mm256_castsi256_si128(bytes) : _mm256_extracti128_si256(bytes, 1));
+}
 
-  // Sums over the quads of each sub-block (a 128-bit half) of inputs 0, 1 and of inputs 2, 3, repeated in every quad.
-  __m256i sums = _mm256_maddubs_epi16(_mm256_set1_epi8(1), group.bytes);
-  sums = _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0x4e));
-  sums = _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0xb1));
-  const __m256i offsets = _mm256_slli_epi16(_mm256_sub_epi16(_mm256_setzero_si256(), sums), 5);
-  group.offsets[0] = _mm256_cvtsi256_si32(offsets);
-  group.offsets[1] = _mm256_extract_epi32(offsets, 4);
-  const __m256i halves = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
-  group.sum = static_cast<float>(_mm256_cvtsi256_si32(halves) + _mm256_extract_epi32(halves, 4));
-  return group;
+// The first `count` of four numbers.
+OCTAVO_INLINE void store_some(float* to, __m128 values, int count) {
+  alignas(16) float all[4];
+  _mm_store_ps(all, values);
+  std::memcpy(to, all, static_cast<size_t>(count) * sizeof(float));
+}
+
+// One group of `kRows` rows that make a tile; `x` is the group of the first row, `slot` its place in the results.
+template <int kRows>
+OCTAVO_INLINE void quantise_group(const float* x, int64_t x_stride, int64_t slot, const QuantisedRows& to) {
+  __m256 values[kRows][4];
+  __m256i greatest[4] = {};
+  OCTAVO_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    OCTAVO_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      values[r][i] = _mm256_loadu_ps(x + r * x_stride + 8 * i);
+      // As integers, magnitudes are ordered like the floats, and NaN is above everything: it cannot get lost.
+      const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(values[r][i]), _mm256_set1_epi32(0x7fffffff));
+      greatest[r] = _mm256_max_epi32(greatest[r], magnitude);
+    }
+  }
+  const RowScales scales = scales_of(reduce<MaxInts>(greatest));
+  alignas(16) float inverses[4];
+  _mm_store_ps(inverses, scales.inverse);
+
+  __m256i bytes[4] = {};
+  __m256i sums[4] = {};
+  OCTAVO_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    const __m256 inverse = _mm256_set1_ps(inverses[r]);
+    __m256i ints[4];
+    for (int i = 0; i < 4; ++i) ints[i] = _mm256_cvtps_epi32(_mm256_mul_ps(values[r][i], inverse));
+    const __m256i packed =
+        _mm256_packs_epi16(_mm256_packs_epi32(ints[0], ints[1]), _mm256_packs_epi32(ints[2], ints[3]));
+    bytes[r] = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes[r]);
+    sums[r] = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    if (to.offsets == nullptr) continue;
+    // Sums over the quads of each sub-block (a 128-bit half) of inputs 0, 1 and of inputs 2, 3, repeated in every quad.
+    __m256i both = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0x4e));
+    both = _mm256_add_epi16(both, _mm256_shuffle_epi32(both, 0xb1));
+    both = _mm256_slli_epi16(_mm256_sub_epi16(_mm256_setzero_si256(), both), 5);
+    to.offsets[2 * (slot + r)] = _mm256_cvtsi256_si32(both);
+    to.offsets[2 * (slot + r) + 1] = _mm256_extract_epi32(both, 4);
+  }
+  store_some(to.scales + 2 * slot, scales.scale, kRows);
+  store_some(to.scales + 2 * slot + kRows, _mm_cvtepi32_ps(reduce<SumInts>(sums)), kRows);
+  if (to.bytes != nullptr) store_units<kRows>(bytes, to.bytes + slot * kGroupInputs);
+  if (to.words == nullptr) return;
+  for (int half = 0; half < 2; ++half) {
+    __m256i words[4];
+    for (int r = 0; r < 4; ++r) words[r] = widen(bytes[r], half);
+    store_units<kRows>(words, to.words + slot * kGroupInputs + 16 * kRows * half);
+  }
+}
+
+template <int kRows>
+void quantise_tile(const float* x, int64_t x_stride, int64_t num_inputs, int64_t slot, const QuantisedRows& to) {
+  for (int64_t k = 0; k < num_inputs; k += kGroupInputs, slot += kRows) {
+    quantise_group<kRows>(x + k, x_stride, slot, to);
+  }
 }
 
 void quantise_rows(const float* x, int64_t x_stride, int64_t num_inputs, int row_begin, int row_end,
                    const QuantisedRows& to) {
-  const int64_t num_groups = num_inputs / kGroupInputs;
-  for (int first = row_begin; first < row_end; first += kTileRows) {
-    const int num_rows = row_end - first < kTileRows ? row_end - first : kTileRows;
-    for (int r = 0; r < num_rows; ++r) {
-      for (int64_t group = 0; group < num_groups; ++group) {
-        const QuantisedGroup quantised = quantise_group(x + (first + r) * x_stride + group * kGroupInputs);
-        const int64_t slot = first * num_groups + group * num_rows;
-        to.scales[2 * slot + r] = quantised.scale;
-        to.scales[2 * slot + num_rows + r] = quantised.sum;
-        alignas(32) int32_t quads[8];
-        _mm256_store_si256(reinterpret_cast<__m256i*>(quads), quantised.bytes);
-        if (to.bytes != nullptr) {
-          int8_t* bytes = to.bytes + slot * kGroupInputs + 4 * r;
-          for (int quad = 0; quad < 8; ++quad) std::memcpy(bytes + 4 * quad * num_rows, quads + quad, 4);
-        }
-        if (to.offsets != nullptr) std::memcpy(to.offsets + 2 * (slot + r), quantised.offsets, 8);
-        if (to.words != nullptr) {
-          alignas(32) int32_t pairs[16];
-          const __m128i low = _mm256_castsi256_si128(quantised.bytes);
-          const __m128i high = _mm256_extracti128_si256(quantised.bytes, 1);
-          _mm256_store_si256(reinterpret_cast<__m256i*>(pairs), _mm256_cvtepi8_epi16(low));
-          _mm256_store_si256(reinterpret_cast<__m256i*>(pairs + 8), _mm256_cvtepi8_epi16(high));
-          int16_t* words = to.words + slot * kGroupInputs + 2 * r;
-          for (int pair = 0; pair < 16; ++pair) std::memcpy(words + 2 * pair * num_rows, pairs + pair, 4);
-        }
-      }
+  for (int row = row_begin; row < row_end; row += kTileRows) {
+    const float* rows = x + row * x_stride;
+    const int64_t slot = row * (num_inputs / kGroupInputs);
+    switch (row_end - row) {
+      case 1:
+        quantise_tile<1>(rows, x_stride, num_inputs, slot, to);
+        break;
+      case 2:
+        quantise_tile<2>(rows, x_stride, num_inputs, slot, to);
+        break;
+      case 3:
+        quantise_tile<3>(rows, x_stride, num_inputs, slot, to);
+        break;
+      default:
+        quantise_tile<4>(rows, x_stride, num_inputs, slot, to);
+        break;
     }
   }
 }

@@ -148,6 +148,20 @@ class GroupKernel {
   int num_groups_ = 0;
 };
 
+struct GroupScale {
+  float scale;
+  float inverse;
+  bool is_finite;
+};
+
+// Scale of a group from the bits of its greatest magnitude.
+GroupScale group_scale(int32_t greatest_bits) {
+  if (greatest_bits >= kInfinityBits) return {float_of(kNanBits), 0.0f, false};
+  if (greatest_bits < kTinyBits) return {0.0f, 0.0f, true};
+  const float greatest = float_of(static_cast<uint32_t>(greatest_bits));
+  return {greatest / 127.0f, 127.0f / greatest, true};
+}
+
 void quantise_group(const float* x, int8_t* numbers, float* scale, float* sum) {
   int32_t greatest = 0;
   for (int k = 0; k < kGroupInputs; ++k) {

@@ -16,7 +16,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 namespace octavo {
 
@@ -30,25 +29,9 @@ struct QuantisedRows {
   int32_t* offsets;  // null: not wanted
 };
 
-struct GroupScale {
-  float scale;
-  float inverse;
-  bool is_finite;
-};
-
-// Scale of a group from the bits of its greatest magnitude. Static: this header is compiled for several instruction
-// sets.
-static inline GroupScale group_scale(int32_t greatest_bits) {
-  constexpr int32_t kInfinity = 0x7f800000;
-  constexpr int32_t kTiny = (127 - 120) << 23;  // below it, 127 / max|x| would overflow
-  constexpr int32_t kNan = 0x7fc00000;
-  GroupScale result{0.0f, 0.0f, greatest_bits < kInfinity};
-  float greatest;
-  std::memcpy(&greatest, result.is_finite ? &greatest_bits : &kNan, sizeof greatest);
-  if (greatest_bits < kTiny) return result;
-  result.scale = greatest / 127.0f;
-  if (result.is_finite) result.inverse = 127.0f / greatest;
-  return result;
-}
+// Bits of magnitudes, which are ordered like the floats they are.
+constexpr int32_t kInfinityBits = 0x7f800000;
+constexpr int32_t kNanBits = 0x7fc00000;
+constexpr int32_t kTinyBits = (127 - 120) << 23;  // 2^-120; below it, 127 / max|x| would overflow
 
 }  // namespace octavo
