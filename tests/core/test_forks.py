@@ -89,39 +89,24 @@ def test_destination_of_a_copy_starts_without_a_name():
 
 
 def test_victim_whose_copy_was_never_made_does_not_cache_it():
-    """5 blocks. Two answers share a half-filled tail, an older request needs a block in the same step.
+    """Three answers share a half-filled tail: two copy it, the third writes in place. Two urgent requests take seats.
 
-    The fork's copy is decided first and dropped with its victim; its content was never written, so naming it would let
-    a later request read another's tokens.
+    The second victim has its copy decided in this very step and never made. If it were named, the next request would
+    read places that nobody wrote: the victim itself, when it comes back.
     """
-    rig = Rig(CoreSetup(num_blocks=5, block_size=BS, max_num_seqs=3))
-    old = rig.add(range(50, 53), max_tokens=9)
-    answers = rig.add_answers(BS + 2, 2, temperature=1.0, max_tokens=6)
-    rig.run(20)
+    rig = Rig(CoreSetup(max_num_seqs=3, policy="priority"))
+    answers = rig.add_answers(BS + 2, 3, temperature=1.0, priority=5, max_tokens=6)
+    rig.step()
+    urgent = [rig.add([50 + index], priority=0, max_tokens=4) for index in range(2)]
+    plan = rig.schedule()
 
-    victims = [event.request_id for event in rig.of(RequestPreempted)]
-    assert answers[1].request_id in victims
+    assert [event.request_id for event in rig.of(RequestPreempted)] == [answers[2].request_id, answers[1].request_id]
+    [copy] = plan.copies
+    assert {event.destination for event in rig.of(BlockCopied)} > {copy.destination}, "a copy was dropped"
+    assert all(event.num_tokens == BS for event in rig.of(BlockCached))
+    rig.commit(plan)
     rig.run_to_end()
-    check_answers(rig, [old, *answers])
-
-
-def test_unmade_copy_of_a_displaced_request_is_not_cached():
-    """The same through the other door: a hit inside a block, displaced before its step is sealed."""
-    rig = Rig(CoreSetup(max_num_seqs=1, policy="priority"))
-    rig.add(range(3), max_tokens=1)
-    rig.run_to_end()
-    copying = rig.add([0, 1, 2, 9, 9, 9], priority=1)
-    match = rig.paged.match(copying)
-    rig.scheduler._waiting.pop()
-    rig.paged.admit(copying, match)
-    copying.num_computed_tokens = match.num_tokens
-    rig.log.drain()
-    assert match.num_copied_tokens == 3
-
-    rig.paged.free(copying, keep_cached=True)
-
-    assert not [event for event in rig.log.drain() if isinstance(event, BlockCached)]
-    assert rig.paged.num_free_blocks == rig.setup.num_blocks
+    check_answers(rig, [*urgent, *answers])
 
 
 def test_answers_without_a_seat_wait_and_find_their_prompt():

@@ -131,6 +131,25 @@ def test_urgent_request_may_hit_the_blocks_of_its_victim():
     check_answers(rig, victim, urgent)
 
 
+def test_second_newcomer_leaves_what_the_first_still_needs():
+    """Both take a seat in one step; the first gets 7 of its 28 tokens, and the second must not get the rest's blocks.
+
+    8 blocks: the first holds 2 and needs 5 more, 5 are free. The second needs 3, and its victim has only 1.
+    """
+    rig = priority_rig(num_blocks=8, max_num_seqs=2, max_num_batched_tokens=8)
+    victims = [rig.add([90 + index], priority=5, max_tokens=3) for index in range(2)]
+    rig.step()
+    first = rig.add(28, priority=0, max_tokens=1)
+    second = rig.add(range(50, 60), priority=1, max_tokens=1)
+    plan = rig.step()
+
+    assert first.request_id in plan.request_ids
+    assert second.wait_reason == "blocks"
+    rig.run_to_end()
+    assert all(event.reason == "priority" for event in rig.of(RequestPreempted))
+    check_answers(rig, first, second, *victims)
+
+
 def test_blocks_are_never_taken_from_a_more_urgent_request():
     rig = priority_rig(num_blocks=12, max_num_seqs=4)
     requests = [
