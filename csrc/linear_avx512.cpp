@@ -295,24 +295,41 @@ class FloatKernel {
 
   template <int kRows, bool kUnpacked>
   void tile(int row, float* out) const {
+    // One pointer serves three rows, by way of index registers: twelve pointers would not fit into registers.
+    const int64_t stride = job_.x_stride;
     const float* x[kRows];
     __m512 total[kRows];
     OCTAVO_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      x[r] = job_.x + (row + r) * job_.x_stride + begin_;
+      if (r % 3 == 0) x[r] = job_.x + (row + r) * stride + begin_;
       total[r] = _mm512_loadu_ps(out + 16 * r);
     }
-    for (int k = 0; k < count_; ++k) {
-      const __m512 w = kUnpacked ? _mm512_load_ps(unpacked_ + 16 * k) : packed_weights(k);
+    int k = 0;
+    for (; k + 1 < count_; k += 2) {
+      add_input<kRows, kUnpacked>(k, 0, x, stride, total);
+      add_input<kRows, kUnpacked>(k + 1, 1, x, stride, total);
       OCTAVO_UNROLL
-      for (int r = 0; r < kRows; ++r) total[r] = _mm512_fmadd_ps(_mm512_set1_ps(x[r][k]), w, total[r]);
+      for (int r = 0; r < kRows; r += 3) x[r] += 2;
     }
+    if (k < count_) add_input<kRows, kUnpacked>(k, 0, x, stride, total);
     OCTAVO_UNROLL
     for (int r = 0; r < kRows; ++r) _mm512_storeu_ps(out + 16 * r, total[r]);
   }
 
  private:
   static constexpr int kInputBytes = kKind == WeightKind::f32 ? 64 : 32;  // of one input in a panel
+
+  // Adds the products of input `k`, which lies `ahead` of the pointers.
+  template <int kRows, bool kUnpacked>
+  __attribute__((always_inline)) void add_input(int k, int ahead, const float* const (&x)[kRows], int64_t stride,
+                                                __m512 (&total)[kRows]) const {
+    const __m512 w = kUnpacked ? _mm512_load_ps(unpacked_ + 16 * k) : packed_weights(k);
+    OCTAVO_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const float* input = x[r - r % 3] + r % 3 * stride + ahead;
+      total[r] = _mm512_fmadd_ps(_mm512_set1_ps(*input), w, total[r]);
+    }
+  }
 
   __attribute__((always_inline)) __m512 packed_weights(int k) const {
     const uint8_t* at = packed_ + k * kInputBytes;
