@@ -61,7 +61,15 @@ def test_a_conversation_that_became_too_long_is_refused_and_the_chat_goes_on(say
 
     assert chat.code == 0
     assert "error[request-too-long]" in chat.err
-    assert len(chat.out.splitlines()) == 1
+    refused, answered = (json.loads(line) for line in chat.out.splitlines())
+    assert (refused["schema"], refused["error"]["code"]) == ("octavo.error/1", "request-too-long")
+    assert answered["schema"] == "octavo.chat/1"
+
+
+def test_what_a_chat_cannot_show_is_refused(say) -> None:
+    for args in (("-n", "2"), ("--logprobs", "1")):
+        chat = say("hi", args=args)
+        assert chat.code == 2 and args[0] in chat.err
 
 
 def test_a_system_message_comes_first(say) -> None:

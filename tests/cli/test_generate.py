@@ -134,6 +134,26 @@ def test_recorded_events_tell_the_whole_story_without_text(model: str, octavo, t
     assert "secret" not in path.read_text()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+def test_events_that_cannot_be_written_are_one_error_and_one_document(model: str, octavo) -> None:
+    args = ("-p", "x", "--max-tokens", "2", "--record-events", "/dev/full", "--json")
+    done = octavo("generate", model, *args, *SMALL)
+
+    assert done.code == 1 and "/dev/full: cannot be written" in done.err
+    assert json.loads(done.out)["schema"] == "octavo.error/1"
+
+
+def test_a_path_for_events_that_cannot_be_opened_is_refused_before_loading(octavo) -> None:
+    done = octavo("generate", "no/such/model", "-p", "x", "--record-events", "/no/such/folder/events.jsonl")
+    assert done.code == 1 and "/no/such/folder/events.jsonl" in done.err
+
+
+@pytest.mark.parametrize("args", [("--logprobs", "1"), ("--logit-bias", "5:1", "--logit-bias", "5:2")])
+def test_what_would_be_dropped_is_refused(model: str, octavo, args: tuple[str, ...]) -> None:
+    done = octavo("generate", model, "-p", "x", *args, *SMALL)
+    assert done.code == 2 and args[0] in done.err
+
+
 def test_ctrl_c_is_one_clean_line(model: str) -> None:
     args = ("-p", "x", "--max-tokens", "2000", "--ignore-eos", "--runner", "reference", "--logit-bias", "100:100")
     process = subprocess.Popen(

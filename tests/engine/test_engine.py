@@ -202,7 +202,8 @@ def test_abort_ends_all_answers_in_every_state_and_leaves_nothing() -> None:
         assert not bench.engine.abort("a")
 
         deltas = bench.finish()
-        assert {delta.request_id for delta in deltas} == {"b"}
+        ends = [(delta.index, delta.finish_reason) for delta in deltas if delta.request_id == "a"]
+        assert sorted(ends) == [(index, "abort") for index in range(4)]
         reasons = [event.reason for event in bench.published if isinstance(event, RequestFinished)]
         assert len(reasons) == 5 and reasons.count("abort") == 4
 
@@ -278,7 +279,8 @@ def test_a_failed_step_ends_its_requests_and_the_engine_goes_on() -> None:
     check_scheduler(bench.scheduler)
     deltas = bench.finish()
 
-    assert {delta.request_id for delta in deltas} == {"b"}
+    assert [delta.finish_reason for delta in deltas if delta.request_id == "a"] == ["error"]
+    assert text_of([delta for delta in deltas if delta.request_id == "b"]) == "xxxx"
     reasons = {e.request_id: e.reason for e in bench.published if isinstance(e, RequestFinished)}
     assert reasons == {"a": "error", "b": "length"}
 
@@ -313,3 +315,46 @@ def test_metrics_count_what_happened() -> None:
     for times in metrics.times.values():
         assert times.ttft_s is not None and times.ttft_s > 0
         assert len(times.itl_s) == 9 and times.e2e_s == pytest.approx(times.ttft_s + sum(times.itl_s), abs=1)
+
+
+def test_a_listener_that_raises_loses_no_token_and_wedges_nothing() -> None:
+    bench = Bench(b"abcdef")
+    bench.add("a", max_tokens=6)
+    bench.engine.subscribe(_raise_once())
+    with pytest.raises(ZeroDivisionError):
+        bench.engine.step()
+
+    assert text_of(bench.finish()) == "abcdef"
+
+
+def test_a_plan_listener_that_raises_fails_that_step_only() -> None:
+    bench = Bench(b"abcdef", max_num_seqs=1)
+    bench.add("a", max_tokens=6)
+    bench.add("b", max_tokens=6)
+    bench.engine.subscribe_plans(_raise_once())
+    with pytest.raises(ZeroDivisionError):
+        bench.engine.step()
+
+    deltas = bench.finish()
+    assert [delta.finish_reason for delta in deltas if delta.request_id == "a"] == ["error"]
+    assert text_of([delta for delta in deltas if delta.request_id == "b"]) == "abcdef"
+
+
+def test_a_listener_that_raises_at_arrival_leaves_the_request_running() -> None:
+    bench = Bench(b"abc")
+    bench.engine.subscribe(_raise_once())
+    with pytest.raises(ZeroDivisionError):
+        bench.add("a", max_tokens=3)
+
+    assert text_of(bench.finish()) == "abc"
+
+
+def _raise_once() -> Callable[[object], None]:
+    calls = iter([ZeroDivisionError("a listener failed")])
+
+    def listener(_: object) -> None:
+        error = next(calls, None)
+        if error is not None:
+            raise error
+
+    return listener

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.errors import CapacityError, InvalidParameterError, ModelNotFoundError, RequestTooLongError
+from octavo.errors import CapacityError, InvalidParameterError, MachineError, ModelNotFoundError, RequestTooLongError
 from octavo.testing.tiny_models import TinyModel, write_hf_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -230,3 +233,102 @@ def test_priorities_decide_who_goes_first(folder: Path) -> None:
     llm.generate(["a", "b", "c"], SamplingParams(max_tokens=3, ignore_eos=True), priority=[2, 1, 0])
 
     assert [request_id[-1] for request_id in finished] == ["2", "1", "0"]
+
+
+def test_streams_that_are_read_in_turns_do_not_mix(llm: LLM) -> None:
+    alone = {text: list(llm.generate(text, GREEDY)[0].outputs[0].token_ids) for text in ("abc", "def")}
+
+    streams = {text: llm.stream(text, GREEDY) for text in alone}
+    got: dict[str, list[int]] = {text: [] for text in alone}
+    iterators = {text: iter(stream) for text, stream in streams.items()}
+    while iterators:
+        for text, iterator in list(iterators.items()):
+            delta = next(iterator, None)
+            if delta is None:
+                del iterators[text]
+            else:
+                assert delta.request_id == "0"
+                got[text].extend(delta.token_ids)
+
+    assert got == alone
+
+
+def test_a_call_while_a_stream_is_open_takes_nothing_from_it(llm: LLM) -> None:
+    alone = llm.generate("left open", GREEDY)[0].outputs[0].token_ids
+    stream = llm.stream("left open", GREEDY)
+    begun = list(next(iter(stream)).token_ids)
+
+    assert len(llm.generate("in between", GREEDY)[0].outputs[0].token_ids) == 12
+
+    assert begun + [token for delta in stream for token in delta.token_ids] == alone
+
+
+def test_threads_can_share_one_llm(llm: LLM) -> None:
+    prompts = [f"thread number {index}" for index in range(4)]
+    alone = [llm.generate(prompt, GREEDY)[0].outputs[0].token_ids for prompt in prompts]
+
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda prompt: llm.generate(prompt, GREEDY)[0].outputs[0].token_ids, prompts))
+
+    assert together == alone
+    assert not llm.engine.has_unfinished
+
+
+def test_an_answer_that_is_aborted_from_outside_says_so(llm: LLM) -> None:
+    stream = llm.stream("abort me", GREEDY)
+    first = next(iter(stream))
+    request_id = llm.engine.snapshot().requests[0].request_id
+
+    assert llm.engine.abort(str(request_id))
+
+    assert first.finish_reason is None
+    assert [delta.finish_reason for delta in stream][-1] == "abort"
+
+
+@pytest.mark.parametrize("priority", [["x", 1], [1], [1, 2, 3], 5, [1, None]])
+def test_bad_priorities_are_refused_before_anything_is_queued(llm: LLM, priority: object) -> None:
+    with pytest.raises(InvalidParameterError, match="priority"):
+        llm.generate(["a", "b"], GREEDY, priority=priority)  # type: ignore[arg-type]
+    assert len(llm.generate("a", GREEDY)[0].outputs[0].token_ids) == 12
+
+
+@pytest.mark.parametrize("salt", ["", 7, b"x", []])
+def test_a_salt_that_is_no_text_is_refused(llm: LLM, salt: object) -> None:
+    with pytest.raises(InvalidParameterError, match="cache_salt"):
+        llm.generate("a", GREEDY, cache_salt=salt)  # type: ignore[arg-type]
+
+
+def test_the_greatest_seed_wraps_around_for_the_next_answer(llm: LLM) -> None:
+    last = SamplingParams(seed=2**63 - 1, n=2, max_tokens=8, ignore_eos=True)
+    wrapped = SamplingParams(seed=-(2**63), max_tokens=8, ignore_eos=True)
+
+    answers = llm.generate("seeds", last)[0].outputs
+
+    assert answers[1].token_ids == llm.generate("seeds", wrapped)[0].outputs[0].token_ids
+
+
+def test_a_request_that_could_choose_no_token_is_refused_and_harms_nobody(llm: LLM) -> None:
+    every_id = range(llm.vocab_size)
+    with pytest.raises(InvalidParameterError, match="min_tokens"):
+        llm.generate("a", SamplingParams(stop_token_ids=every_id, min_tokens=3, max_tokens=5))
+    assert not llm.engine.has_unfinished
+
+
+def test_a_forked_process_is_told_that_it_cannot_use_the_model(folder: Path) -> None:
+    llm = LLM(folder, runner="native", max_model_len=64, num_blocks=16, threads=2)
+    llm.generate("warm", GREEDY)
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of forks under threads, which is the point
+        child = os.fork()
+    if child == 0:
+        try:
+            llm.generate("in the child", GREEDY)
+        except MachineError:
+            os.write(writer, b"told")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    assert os.read(reader, 10) == b"told"
+    os.waitpid(child, 0)
+    os.close(reader)

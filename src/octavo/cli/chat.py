@@ -16,7 +16,7 @@ from octavo.cli.options import GroupedOption, Output, engine_options, output_opt
 from octavo.cli.sampling_options import sampling_options
 from octavo.config.sources import AskedConfig
 from octavo.core.sampling import SamplingParams
-from octavo.errors import ModelFileError, OctavoError
+from octavo.errors import InvalidParameterError, ModelFileError, OctavoError
 
 if TYPE_CHECKING:
     from octavo.llm.offline import LLM
@@ -67,6 +67,12 @@ def command(system: str | None, params: SamplingParams, asked: AskedConfig, outp
     from octavo.cli.render import progress_bars
     from octavo.llm.offline import LLM
 
+    if params.n != 1 or params.logprobs is not None or params.prompt_logprobs is not None:
+        raise InvalidParameterError(
+            "a chat has one answer a turn, and shows its text only",
+            param="--logprobs" if params.n == 1 else "-n",
+            hints=("`octavo generate --chat --json` has -n and --logprobs",),
+        )
     with progress_bars(output) as progress:
         llm = LLM(asked.config, progress=progress)
     if llm.tokenizer.chat_template is None:
@@ -80,7 +86,7 @@ def command(system: str | None, params: SamplingParams, asked: AskedConfig, outp
             messages = list(opening)
             continue
         messages.append({"role": "user", "content": line})
-        turn = _take_turn(llm, messages, replace(params, n=1, seed=asked.config.seed), output)
+        turn = _take_turn(llm, messages, replace(params, seed=asked.config.seed), output)
         if turn is None:
             messages.pop()
             continue
@@ -96,7 +102,10 @@ def _read_lines(output: Output) -> Iterator[str]:
     while True:
         if is_person:
             click.echo("> ", nl=False, err=True)
-        line = sys.stdin.readline()
+        try:
+            line = sys.stdin.readline()
+        except UnicodeDecodeError as error:
+            raise InvalidParameterError("a message is not text", param="stdin", because=str(error)) from error
         if not line:
             return
         if line.strip():
@@ -121,6 +130,9 @@ def _take_turn(llm: LLM, messages: list[dict[str, str]], params: SamplingParams,
                 click.echo(delta.text, nl=False)
                 sys.stdout.flush()
     except OctavoError as error:
+        if output.is_json:
+            # One line per message, also for one that is refused: whoever sent it waits for an answer.
+            click.echo(json.dumps({"schema": "octavo.error/1", "error": {"code": error.code, "message": str(error)}}))
         click.echo(error.render(), err=True)
         return None
     except KeyboardInterrupt:

@@ -16,23 +16,36 @@ SCHEMA = "octavo.events/1"
 class EventFile:
     """Writes events as they come. The first line says what the engine was: schema, allocator, blocks, block size.
 
+    Opened before a model is loaded, so that a path that cannot be written costs no wait.
+
     Raises:
-        MachineError: the file cannot be written.
+        MachineError: from any method: the file cannot be written.
     """
 
-    def __init__(self, path: Path, **header: object) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             self._file: IO[str] = path.open("w", encoding="utf-8")
         except OSError as error:
-            raise MachineError(f"{path}: cannot be written", because=str(error.strerror)) from error
-        self._write({"schema": SCHEMA, **header})
+            raise self._cannot_write(error) from error
+
+    def begin(self, **header: object) -> None:
+        self._write([{"schema": SCHEMA, **header}])
 
     def take(self, events: Sequence[Event]) -> None:
-        for event in events:
-            self._write(event_to_dict(event))
+        self._write([event_to_dict(event) for event in events])
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            raise self._cannot_write(error) from error
 
-    def _write(self, document: dict[str, object]) -> None:
-        self._file.write(json.dumps(document) + "\n")
+    def _write(self, documents: Sequence[dict[str, object]]) -> None:
+        try:
+            self._file.writelines(json.dumps(document) + "\n" for document in documents)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: OSError) -> MachineError:
+        return MachineError(f"{self._path}: cannot be written", because=str(error.strerror))

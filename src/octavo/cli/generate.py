@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.cli.command import OctavoCommand
+from octavo.cli.event_file import EventFile
 from octavo.cli.options import GroupedOption, Output, engine_options, output_options
 from octavo.cli.sampling_options import sampling_options
 from octavo.config.sources import AskedConfig
@@ -83,20 +83,34 @@ def command(
             "there is nothing to answer", param="--prompt", hints=("octavo generate -p 'The capital of France is'",)
         )
     params = replace(params, seed=asked.config.seed)
-    llm = _load(asked, output)
+    _check_reports(params, output)
+    document = None
     with ExitStack() as stack:
-        if events_path is not None:
-            stack.enter_context(_recording(llm, asked, events_path))
+        file = stack.enter_context(closing(EventFile(events_path))) if events_path is not None else None
+        llm = _load(asked, output)
+        if file is not None:
+            _record(llm, asked, file)
         stream = _start(llm, prompts, params, is_chat=is_chat)
         if show_kv:
             from octavo.cli.kv_screen import show_kv_while_running
 
             stack.enter_context(show_kv_while_running(llm.engine, allocator=asked.config.kv_allocator))
         if output.is_json:
-            _print_json(llm, stream, params)
+            document = _json_document(llm, stream, params)
         else:
             # A picture that redraws itself and text that grows would share the screen: text waits for its turn.
             _print_answers(stream, len(prompts) * params.n, params, is_live=not show_kv, output=output)
+    if document is not None:
+        # Only now is it certain that nothing fails any more: stdout gets one document, never two.
+        click.echo(json.dumps(document, ensure_ascii=False))
+
+
+def _check_reports(params: SamplingParams, output: Output) -> None:
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(params, name) is not None and not output.is_json:
+            raise InvalidParameterError(
+                "there is nowhere to print them", param=f"--{name.replace('_', '-')}", hints=("add --json",)
+            )
 
 
 def _read_prompt(name: str) -> str:
@@ -128,23 +142,15 @@ def _start(llm: LLM, prompts: list[str], params: SamplingParams, *, is_chat: boo
     return llm.stream_chat([[{"role": "user", "content": prompt}] for prompt in prompts], params)
 
 
-@contextmanager
-def _recording(llm: LLM, asked: AskedConfig, path: Path) -> Iterator[None]:
-    from octavo.cli.event_file import EventFile
-
+def _record(llm: LLM, asked: AskedConfig, file: EventFile) -> None:
     card = llm.card
-    file = EventFile(
-        path,
+    file.begin(
         kv_allocator=asked.config.kv_allocator,
         num_blocks=card.num_blocks,
         block_size_tokens=card.block_size,
         max_model_len_tokens=card.max_model_len,
     )
     llm.engine.subscribe(file.take)
-    try:
-        yield
-    finally:
-        file.close()
 
 
 def _print_answers(stream: Stream, num_answers: int, params: SamplingParams, *, is_live: bool, output: Output) -> None:
@@ -182,7 +188,7 @@ def _add(answers: dict[tuple[str, int], _Answer], delta: OutputDelta) -> _Answer
     return answer
 
 
-def _print_json(llm: LLM, stream: Stream, params: SamplingParams) -> None:
+def _json_document(llm: LLM, stream: Stream, params: SamplingParams) -> dict[str, Any]:
     answers: dict[tuple[str, int], _Answer] = {}
     cached: dict[str, int] = {}
     prompt_logprobs: dict[int, list[Any]] = {}
@@ -212,7 +218,7 @@ def _print_json(llm: LLM, stream: Stream, params: SamplingParams) -> None:
         "completion_tokens": sum(len(answer.token_ids) for answer in answers.values()),
         "cached_tokens": sum(cached.values()),
     }
-    click.echo(json.dumps(result, ensure_ascii=False))
+    return result
 
 
 def _logprob_document(llm: LLM, entry: Any) -> dict[str, Any]:

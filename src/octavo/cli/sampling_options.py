@@ -93,7 +93,10 @@ def _read_biases(given: tuple[str, ...]) -> dict[int, float]:
     for text in given:
         token_id, _, bias = text.partition(":")
         try:
-            biases[int(token_id)] = float(bias)
+            key = int(token_id)
+            if key in biases:
+                raise InvalidParameterError(f"token {key} is given twice", param="--logit-bias")
+            biases[key] = float(bias)
         except ValueError:
             raise InvalidParameterError(
                 f"{text!r} is not a token id, a colon and a number",

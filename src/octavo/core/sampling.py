@@ -59,7 +59,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     min_tokens: int = 0
     max_tokens: int | None = None
-    stop: Sequence[str] = ()
+    stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -68,6 +68,13 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        # `None` is how other engines spell "nothing" here.
+        for name, empty in (("stop", ()), ("stop_token_ids", ()), ("logit_bias", {})):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, empty)
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if type(getattr(self, name)) is not bool:
+                raise InvalidParameterError(f"{getattr(self, name)!r} is neither True nor False", param=name)
         _check_numbers(self)
         _check_stops(self)
         _check_bias(self)
@@ -93,9 +100,7 @@ def _check_numbers(params: SamplingParams) -> None:
     _check_float(params, "min_p", 0.0, 1.0)
     _check_float(params, "presence_penalty", -2.0, 2.0)
     _check_float(params, "frequency_penalty", -2.0, 2.0)
-    _check_float(params, "repetition_penalty", 0.0, 100.0)
-    if params.repetition_penalty == 0.0:
-        raise InvalidParameterError("0 would divide by zero", param="repetition_penalty", hints=("1 turns it off",))
+    _check_float(params, "repetition_penalty", 0.01, 100.0)
     if params.seed is not None:
         _check_int(params, "seed", -MAX_SEED - 1, MAX_SEED)
     _check_int(params, "min_tokens", 0, 2**31 - 1)
@@ -136,7 +141,11 @@ def _check_stops(params: SamplingParams) -> None:
     if len(stops) > MAX_STOP_STRINGS:
         raise InvalidParameterError(f"{len(stops)} strings, at most {MAX_STOP_STRINGS} are looked for", param="stop")
     ids = params.stop_token_ids
-    if not isinstance(ids, Sequence) or not all(type(token) is int and token >= 0 for token in ids):
+    if (
+        not isinstance(ids, Sequence)
+        or isinstance(ids, str | bytes)
+        or not all(type(token) is int and token >= 0 for token in ids)
+    ):
         raise InvalidParameterError(f"{ids!r} is not a list of token ids", param="stop_token_ids")
 
 

@@ -23,7 +23,7 @@ from octavo.core.step import StepPlan
 from octavo.engine.detokenize import Detokenizer, TokenSpeller
 from octavo.engine.messages import EngineRequest, OutputDelta
 from octavo.engine.metrics import Metrics
-from octavo.errors import InvalidParameterError
+from octavo.errors import InvalidParameterError, OctavoError
 from octavo.units import RequestId
 
 EventListener = Callable[[Sequence[Event]], None]
@@ -78,6 +78,7 @@ class Engine:
         self._roots: dict[str | None, BlockKey] = {}
         self._answers: dict[RequestId, _Answer] = {}
         self._keys: dict[str, list[RequestId]] = {}
+        self._undelivered: list[OutputDelta] = []
         self._listeners: list[EventListener] = []
         self._plan_listeners: list[Callable[[StepPlan], None]] = []
         self.metrics = Metrics(block_size=scheduler.kv_cache.block_size)
@@ -86,7 +87,8 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        return self._scheduler.has_unfinished
+        """Whether `step` has anything left to compute or to deliver."""
+        return self._scheduler.has_unfinished or bool(self._undelivered)
 
     @property
     def longest_request_tokens(self) -> int:
@@ -126,8 +128,9 @@ class Engine:
         requests = self._make_requests(message)
         try:
             self._scheduler.add(requests[0], requests[1:])
-        finally:
+        except OctavoError:
             self._publish()
+            raise
         for index, request in enumerate(requests):
             self._answers[request.request_id] = _Answer(
                 key=request.request_id,
@@ -137,42 +140,56 @@ class Engine:
                 detokenizer=self._make_detokenizer(message),
             )
         self._keys[message.request_id] = [request.request_id for request in requests]
+        self._publish()
 
     def step(self) -> list[OutputDelta]:
-        """Do one step of all running requests; nothing happens when none is unfinished.
+        """Do one step of all running requests, and return what it added to answers.
+
+        Without unfinished requests nothing is computed; ends that have not been delivered yet (of an abort) still are.
 
         Raises:
-            Exception: whatever the runner raised. The requests of that step have then ended with the reason "error"
-                and given back their blocks; others go on with the next call.
+            Exception: whatever the runner or a listener raised. If that was before the step was computed, its requests
+                have ended with the reason "error" and given back their blocks; what was computed comes with the next
+                call. Others go on either way.
         """
-        if not self._scheduler.has_unfinished:
-            return []
+        if self._scheduler.has_unfinished:
+            self._compute()
+        return self.collect()
+
+    def collect(self) -> list[OutputDelta]:
+        """Return what has not been delivered yet, without computing anything: the ends of aborted answers."""
+        delivered, self._undelivered = self._undelivered, []
+        return delivered
+
+    def _compute(self) -> None:
         plan = self._scheduler.schedule()
-        for listener in self._plan_listeners:
-            listener(plan)
         start_s = self._clock.now_s()
         try:
+            for listener in self._plan_listeners:
+                listener(plan)
             result = self._runner.execute(plan)
         except BaseException:
             for key in self._scheduler.fail_step(plan):
-                self._forget(key)
+                self._forget(key, "error")
             self._publish()
             raise
         now_s = self._clock.now_s()
         updates = self._scheduler.commit(plan, result)
         self.metrics.runner_s += now_s - start_s
-        deltas = [self._take_update(update, now_s) for update in updates]
+        self._undelivered += [self._take_update(update, now_s) for update in updates]
         self._publish()
-        return deltas
 
     def abort(self, request_id: str) -> bool:
-        """End all answers of a request now; `False` if it is unknown or done."""
+        """End all answers of a request now; `False` if it is unknown or done.
+
+        The next `step` or `collect` returns each answer's end, with the reason "abort".
+        """
         keys = self._keys.get(request_id)
         if keys is None:
             return False
         for key in list(keys):
             self._scheduler.finish(key, "abort")
-            self._forget(key)
+            self._forget(key, "abort")
         self._publish()
         return True
 
@@ -196,7 +213,7 @@ class Engine:
                 TokenContent(message.prompt_token_ids),
                 params,
                 root=root,
-                seed=seed + index,
+                seed=_signed_64(seed + index),
                 eos_token_ids=self._eos_token_ids,
                 priority=message.priority,
             )
@@ -210,6 +227,12 @@ class Engine:
             "logit_bias": tuple(params.logit_bias),
             "stop_token_ids": tuple(params.stop_token_ids),
         }
+        if params.min_tokens and len({*self._eos_token_ids, *params.stop_token_ids}) >= self._vocab_size:
+            raise InvalidParameterError(
+                "every token of the vocabulary would end the answer",
+                param="stop_token_ids",
+                because=f"none may be chosen before min_tokens={params.min_tokens}",
+            )
         for param, token_ids in named.items():
             for token_id in token_ids:
                 if not 0 <= token_id < self._vocab_size:
@@ -273,8 +296,18 @@ class Engine:
         rest = detokenizer.finish()
         return delta.text + rest.text, rest.stopped_by
 
-    def _forget(self, key: RequestId) -> None:
+    def _forget(self, key: RequestId, reason: FinishReason | None = None) -> None:
+        """Drop an answer; with a reason, its end has not been told yet and is delivered by the next step."""
         answer = self._answers.pop(key)
+        if reason is not None:
+            self._undelivered.append(
+                OutputDelta(
+                    request_id=answer.request_id,
+                    index=answer.index,
+                    finish_reason=reason,
+                    num_cached_tokens=answer.request.num_hit_tokens or 0,
+                )
+            )
         keys = self._keys[answer.request_id]
         keys.remove(key)
         if not keys:
@@ -285,3 +318,8 @@ class Engine:
         self.metrics.take(events, self._clock.now_s())
         for listener in self._listeners:
             listener(events)
+
+
+def _signed_64(value: int) -> int:
+    """Wrap as 64-bit arithmetic does: the answer after the one with the greatest seed has the least."""
+    return (value + 2**63) % 2**64 - 2**63

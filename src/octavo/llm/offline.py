@@ -8,6 +8,8 @@ for output in llm.generate(["The capital of France is"], SamplingParams(max_toke
 from __future__ import annotations
 
 import os
+import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +24,7 @@ from octavo.engine.messages import EngineRequest, OutputDelta
 from octavo.errors import InvalidParameterError
 from octavo.llm.assemble import assemble
 from octavo.llm.outputs import CompletionOutput, Logprob, RequestOutput
-from octavo.llm.prompts import Prompt, TokenizedPrompt, as_list, tokenize
+from octavo.llm.prompts import Prompt, TokenizedPrompt, as_list, check_priorities, check_salt, tokenize
 from octavo.models.download import Progress
 from octavo.planner.card import Card
 
@@ -68,7 +70,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | EngineConfig | None = None,
+        model: str | os.PathLike[str] | EngineConfig | None = None,
         *,
         progress: Progress | None = None,
         on_card: Callable[[Card], None] | None = None,
@@ -78,9 +80,12 @@ class LLM:
             assert not options, "a complete config leaves nothing open"
             config = model
         else:
-            config = ask(keyword_source({"model": model, **options}), environment_source(os.environ)).config
+            name = None if model is None else os.fspath(model)
+            config = ask(keyword_source({"model": name, **options}), environment_source(os.environ)).config
         self._parts = assemble(config, progress=progress, on_card=on_card)
         self._num_calls = 0
+        self._inboxes: dict[str, deque[OutputDelta]] = {}
+        self._lock = threading.RLock()
 
     @property
     def engine(self) -> Engine:
@@ -126,6 +131,8 @@ class LLM:
             InvalidParameterError: a bad prompt or parameter.
         """
         tokenized = [self._tokenize(prompt) for prompt in as_list(prompts)]
+        check_salt(cache_salt)
+        check_priorities(priority, len(tokenized))
         return self._run(tokenized, self._spread_params(sampling_params, len(tokenized)), priority, cache_salt)
 
     def chat(
@@ -144,6 +151,7 @@ class LLM:
             As `generate`; and where the model has no chat template, or it refuses the messages.
         """
         tokenized = [self._render(chat) for chat in _as_chats(messages)]
+        check_salt(cache_salt)
         return self._run(tokenized, self._spread_params(sampling_params, len(tokenized)), None, cache_salt)
 
     def stream(
@@ -192,6 +200,8 @@ class LLM:
     ) -> Sequence[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             return [params or SamplingParams()] * num_prompts
+        if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+            raise InvalidParameterError("not SamplingParams, nor a list of them", param="sampling_params")
         if len(params) != num_prompts:
             raise InvalidParameterError(
                 f"{len(params)} sampling params for {num_prompts} prompts",
@@ -233,28 +243,53 @@ class LLM:
         priority: Sequence[int] | None = None,
         cache_salt: str | None = None,
     ) -> Generator[OutputDelta, None, None]:
-        """Queue all prompts, or none if one is refused; then step until they are done."""
-        engine = self._parts.engine
-        prefix = f"{self._num_calls}-"
-        self._num_calls += 1
-        request_ids = [f"{prefix}{index}" for index in range(len(prompts))]
+        """Queue all prompts, or none if one is refused; then step until they are done.
+
+        Calls may overlap: streams read in turns, or threads. Whoever wants a delta steps the engine for all, and
+        leaves what belongs to other calls in their inboxes.
+        """
+        with self._lock:
+            call = str(self._num_calls)
+            self._num_calls += 1
+            self._inboxes[call] = deque()
+        request_ids = [f"{call}-{index}" for index in range(len(prompts))]
         try:
-            for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
-                engine.add(
-                    EngineRequest(
-                        request_id=request_ids[index],
-                        prompt_token_ids=prompt.token_ids,
-                        params=one,
-                        priority=priority[index] if priority is not None else 0,
-                        cache_salt=cache_salt,
+            with self._lock:
+                for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+                    self._parts.engine.add(
+                        EngineRequest(
+                            request_id=request_ids[index],
+                            prompt_token_ids=prompt.token_ids,
+                            params=one,
+                            priority=priority[index] if priority is not None else 0,
+                            cache_salt=cache_salt,
+                        )
                     )
-                )
-            while engine.has_unfinished:
-                for delta in engine.step():
-                    yield replace(delta, request_id=delta.request_id.removeprefix(prefix))
+            num_left = sum(one.n for one in params)
+            while num_left:
+                delta = self._next_delta(call)
+                num_left -= delta.finish_reason is not None
+                yield replace(delta, request_id=delta.request_id.removeprefix(f"{call}-"))
         finally:
-            for request_id in request_ids:
-                engine.abort(request_id)
+            with self._lock:
+                for request_id in request_ids:
+                    self._parts.engine.abort(request_id)
+                del self._inboxes[call]
+                self._sort(self._parts.engine.collect())
+
+    def _next_delta(self, call: str) -> OutputDelta:
+        with self._lock:
+            while not self._inboxes[call]:
+                assert self._parts.engine.has_unfinished, "an answer has no end"
+                self._sort(self._parts.engine.step())
+            return self._inboxes[call].popleft()
+
+    def _sort(self, deltas: Sequence[OutputDelta]) -> None:
+        """Put deltas into the inboxes of their calls; those of a call that has been left are dropped."""
+        for delta in deltas:
+            inbox = self._inboxes.get(delta.request_id.partition("-")[0])
+            if inbox is not None:
+                inbox.append(delta)
 
     def _collect(self, output: RequestOutput, delta: OutputDelta) -> None:
         answer = output.outputs[delta.index]
@@ -286,6 +321,12 @@ class LLM:
 
 
 def _as_chats(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise InvalidParameterError(
+            f"{type(messages).__name__} is not a list of messages",
+            param="messages",
+            hints=('write [{"role": "user", "content": "..."}]',),
+        )
     if messages and isinstance(messages[0], Mapping):
         return [messages]  # type: ignore[list-item]
     return list(messages)  # type: ignore[arg-type]

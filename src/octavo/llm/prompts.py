@@ -26,6 +26,8 @@ class TextPrompt(TypedDict):
 
 Prompt = str | TextPrompt | TokensPrompt
 
+_FORMS = 'a prompt is text, {"prompt": text} or {"prompt_token_ids": [ids]}'
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedPrompt:
@@ -36,7 +38,13 @@ class TokenizedPrompt:
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or several as a list."""
+    """Return one prompt or several as a list.
+
+    Raises:
+        InvalidParameterError: neither a prompt nor a sequence.
+    """
+    if not isinstance(prompts, str | Mapping | Sequence) or isinstance(prompts, bytes):
+        raise InvalidParameterError(f"{type(prompts).__name__} is not a prompt", param="prompt", because=_FORMS)
     return [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
 
 
@@ -55,8 +63,33 @@ def tokenize(prompt: Prompt, tokenizer: Tokenizer, vocab_size: int) -> Tokenized
     raise InvalidParameterError(
         f"{type(prompt).__name__} is not a prompt",
         param="prompt",
-        because='a prompt is text, {"prompt": text} or {"prompt_token_ids": [ids]}',
+        because=_FORMS,
     )
+
+
+def check_salt(cache_salt: object) -> None:
+    """Refuse a salt that is no text; an empty one would look like none and be one of its own.
+
+    Raises:
+        InvalidParameterError: naming what it is.
+    """
+    if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+        raise InvalidParameterError(
+            f"{cache_salt!r} is not a non-empty text", param="cache_salt", hints=("leave it out to share with all",)
+        )
+
+
+def check_priorities(priority: object, num_prompts: int) -> None:
+    """Refuse priorities that are not one whole number per prompt.
+
+    Raises:
+        InvalidParameterError: the wrong number of them, or the wrong kind.
+    """
+    if priority is None:
+        return
+    is_list = isinstance(priority, Sequence) and all(type(value) is int for value in priority)
+    if not is_list or len(priority) != num_prompts:  # type: ignore[arg-type]
+        raise InvalidParameterError(f"not a list of {num_prompts} whole numbers", param="priority")
 
 
 def _checked_ids(token_ids: object, vocab_size: int) -> tuple[int, ...]:

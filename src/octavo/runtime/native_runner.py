@@ -7,6 +7,7 @@ answers; `csrc/executor.h` is where a step happens.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from octavo.config.engine import KVDtype
 from octavo.core.step import SampledToken, SampleRow, StepPlan, StepResult, TokenLogprobs
+from octavo.errors import MachineError
 from octavo.models.arena import lay_out
 from octavo.models.program import BufferName, Program
 from octavo.models.spec import ModelSpec
@@ -102,6 +104,7 @@ class NativeRunner:
                 "is_timed": is_timed,
             },
         )
+        self._process_id = os.getpid()
         self._worker: ThreadPoolExecutor | None = None
         self._in_flight: Future[StepResult] | None = None
 
@@ -159,6 +162,13 @@ class NativeRunner:
         return np.concatenate(typed)[:num_tokens]
 
     def _run(self, plan: StepPlan) -> StepResult:
+        if os.getpid() != self._process_id:
+            # Threads do not survive a fork: a step would wait for them for ever.
+            raise MachineError(
+                "a model cannot be used in a forked process",
+                because="its threads exist only in the process that loaded it",
+                hints=("load it after the fork, or start processes with the spawn method",),
+            )
         samples, scores = self._executor.step(
             query_offsets=plan.query_offsets,
             start_positions=plan.start_positions,
