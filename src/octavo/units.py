@@ -6,6 +6,7 @@ Memory is binary (KiB, MiB, GiB), bandwidth decimal (GB/s); a unit is always pri
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NewType
 
 from octavo.errors import InvalidParameterError
@@ -30,7 +31,11 @@ _BYTE_UNITS = {
     "tb": 10**12,
 }
 _COUNT_UNITS = {"": 1, "k": 1024, "m": 1024**2}
-_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+# The digits are bounded because nothing has 30 of them, and longer ones overflow whatever they are given to.
+_QUANTITY = re.compile(r"\s*(\d{1,30})(?:\.(\d{1,30}))?\s*([A-Za-z]*)\s*")
+
+MAX_BYTES = 2**63 - 1
+"""The largest size that a machine's own interfaces can say."""
 
 
 def cdiv(numerator: int, denominator: int) -> int:
@@ -52,40 +57,67 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
+def quote(value: object) -> str:
+    """Print a value for an error: as Python writes it, cut in the middle when it is long."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length():,} bits"  # Python itself refuses to print a very long one
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:50]}...{text[-10:]} ({len(text):,} characters)"
+
+
+def spell(param: str, value: str) -> str:
+    """Write an option with a value the way `param` spells it: `--memory 24GiB`, `OCTAVO_MEMORY=24GiB`."""
+    if param.isupper():
+        return f"{param}={value}"
+    return f"--{param.lstrip('-').replace('_', '-')} {value}"
+
+
 def parse_bytes(text: str, *, param: str = "size") -> int:
     """Read `24GiB`, `1.5 GB` or `4096B` as bytes.
 
     A bare number is refused: 24 could be bytes or GiB, and a guess would be off by nine digits.
 
     Raises:
-        InvalidParameterError: no number, no unit, or an unknown unit.
+        InvalidParameterError: no number, no unit, an unknown unit, or more than `MAX_BYTES`.
     """
-    match = _QUANTITY.fullmatch(text)
-    unit = match.group(2).lower() if match else ""
-    if match is None or unit not in _BYTE_UNITS:
+    numerator, denominator = _quantity(text, _BYTE_UNITS)
+    num_bytes = numerator // denominator if denominator else MAX_BYTES + 1
+    if num_bytes > MAX_BYTES:
         raise InvalidParameterError(
-            f"{text!r} is not a size",
+            f"{quote(text)} is not a size",
             param=param,
-            because="a size is a number with a unit: B, KiB, MiB, GiB, TiB (1024) or kB, MB, GB, TB (1000)",
-            hints=(f"write for example `--{param.replace('_', '-')} 24GiB`",),
+            because="a size is a number with a unit: B, KiB, MiB, GiB, TiB (1024) or kB, MB, GB, TB (1000),"
+            " and less than 8,388,608 TiB",
+            hints=(f"write for example `{spell(param, '24GiB')}`",),
         )
-    return int(float(match.group(1)) * _BYTE_UNITS[unit])
+    return num_bytes
 
 
-def parse_count(text: str, *, param: str = "count") -> int:
+def parse_count(text: str, *, param: str = "count", example: int = 4096) -> int:
     """Read `32768` or `32k` (k = 1024, as context lengths are written) as a whole number.
+
+    Args:
+        example: A value that the option takes, for the hint.
 
     Raises:
         InvalidParameterError: not a whole number of at least 1.
     """
-    match = _QUANTITY.fullmatch(text)
-    unit = match.group(2).lower() if match else "?"
-    value = float(match.group(1)) * _COUNT_UNITS[unit] if match and unit in _COUNT_UNITS else 0.0
-    if value < 1 or value != int(value):
+    numerator, denominator = _quantity(text, _COUNT_UNITS)
+    if denominator == 0 or numerator % denominator != 0 or numerator < 1:
         raise InvalidParameterError(
-            f"{text!r} is not a count",
+            f"{quote(text)} is not a count",
             param=param,
             because="a count is a whole number of at least 1; k means 1024",
-            hints=(f"write for example `--{param.lstrip('-').replace('_', '-')} 4096` or `4k`",),
+            hints=(f"write for example `{spell(param, str(example))}`",),
         )
-    return int(value)
+    return numerator // denominator
+
+
+def _quantity(text: str, units: Mapping[str, int]) -> tuple[int, int]:
+    """Read a number and its unit as an exact fraction; the denominator is 0 when the text is neither."""
+    match = _QUANTITY.fullmatch(text)
+    unit = units.get(match.group(3).lower()) if match else None
+    if match is None or unit is None:
+        return 0, 0
+    whole, fraction = match.group(1), match.group(2) or ""
+    return int(whole + fraction) * unit, 10 ** len(fraction)

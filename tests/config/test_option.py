@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from octavo.config.engine import OPTIONS, EngineConfig, find_option
@@ -110,3 +112,51 @@ def test_option_table_describes_every_option_once():
         assert option.help[0].isupper(), option.name
         assert not option.help.endswith("."), option.name
         assert (option.kind == "choice") == bool(option.choices), option.name
+
+
+@pytest.mark.parametrize(
+    ("name", "param", "text"),
+    [
+        pytest.param("num_blocks", "--num-blocks", "9" * 400, id="count of hundreds of digits"),
+        pytest.param("num_blocks", "OCTAVO_NUM_BLOCKS", "9" * 5000, id="count of thousands of digits"),
+        pytest.param("num_blocks", "--num-blocks", 10**5000, id="count as a number"),
+        pytest.param("memory", "--memory", "9" * 400 + "GiB", id="size of hundreds of digits"),
+        pytest.param("memory", "--memory", "9" * 19 + "GiB", id="size beyond 63 bits"),
+        pytest.param("memory", "memory", 10**5000, id="size as a number"),
+        pytest.param("kv_cache_memory", "--kv-cache-memory-bytes", "²", id="superscript"),
+        pytest.param("kv_cache_memory", "--kv-cache-memory-bytes", "9" * 5000, id="bytes of thousands of digits"),
+        pytest.param("utilization", "utilization", 10**5000, id="ratio as a number"),
+        pytest.param("seed", "--seed", "9" * 5000, id="seed of thousands of digits"),
+    ],
+)
+def test_absurd_number_is_refused_in_few_words(name, param, text):
+    with pytest.raises(InvalidParameterError) as caught:
+        find_option(name).read(text, param=param)
+
+    assert caught.value.param == param
+    assert len(str(caught.value)) < 500
+
+
+def test_size_is_read_exactly():
+    assert find_option("memory").read("8388607.999999TiB", param="--memory") == 8388607999999 * 2**40 // 10**6
+    assert find_option("kv_cache_memory").read("1234", param="--kv-cache-memory-bytes") == 1234
+
+
+@pytest.mark.parametrize(
+    ("name", "param", "bad", "fix"),
+    [
+        ("memory", "--memory", "24", "`--memory 24GiB`"),
+        ("memory", "memory", "24", "`--memory 24GiB`"),
+        ("memory", "OCTAVO_MEMORY", "24", "`OCTAVO_MEMORY=24GiB`"),
+        ("block_size", "OCTAVO_BLOCK_SIZE", "sixteen", "`OCTAVO_BLOCK_SIZE=4096`"),
+        ("block_size", "--block-size", "0", "`--block-size 4096`"),
+        ("threads", "--threads", "0", "`--threads 8`"),
+    ],
+)
+def test_hint_at_a_value_is_spelt_as_the_person_spelt_it_and_works(name, param, bad, fix):
+    option = find_option(name)
+    with pytest.raises(InvalidParameterError) as caught:
+        option.read(bad, param=param)
+
+    assert caught.value.hints == (f"write for example {fix}",)
+    option.read(re.split("[ =]", fix.strip("`"))[1], param=param)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from octavo.errors import InvalidParameterError
-from octavo.units import format_bytes, parse_bytes, parse_count
+from octavo.units import MAX_BYTES, format_bytes, parse_bytes, parse_count, quote
 
 OptionKind = Literal["text", "count", "integer", "bytes", "ratio", "flag", "choice"]
 ENV_PREFIX = "OCTAVO_"
@@ -103,7 +103,7 @@ class Option:
 
     def _read_text(self, value: object, param: str) -> str:
         if not isinstance(value, str) or not value.strip():
-            raise InvalidParameterError(f"{value!r} is not a non-empty text", param=param)
+            raise InvalidParameterError(f"{quote(value)} is not a non-empty text", param=param)
         return value
 
     def _read_flag(self, value: object, param: str) -> bool:
@@ -114,21 +114,21 @@ class Option:
             return True
         if word in _FALSE:
             return False
-        raise InvalidParameterError(f"{value!r} is neither true nor false", param=param, hints=("write 1 or 0",))
+        raise InvalidParameterError(f"{quote(value)} is neither true nor false", param=param, hints=("write 1 or 0",))
 
     def _read_choice(self, value: object, param: str) -> str:
         word = str(value).strip().lower()
         word = self.choice_aliases.get(word, word)
         if word in self.refused:
             raise InvalidParameterError(
-                f"{value!r} is not available yet",
+                f"{quote(value)} is not available yet",
                 param=param,
                 because=self.refused[word],
                 hints=(f"allowed now: {', '.join(self.choices)}",),
             )
         if word not in self.choices:
             raise InvalidParameterError(
-                f"{value!r} is not one of {', '.join(self.choices)}",
+                f"{quote(value)} is not one of {', '.join(self.choices)}",
                 param=param,
                 hints=did_you_mean(word, self.choices),
             )
@@ -137,21 +137,26 @@ class Option:
     def _read_ratio(self, value: object, param: str) -> float:
         try:
             ratio = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
-        except ValueError:
+        except (ValueError, OverflowError):
             ratio = math.nan
         if not 0.0 < ratio <= 1.0:
             raise InvalidParameterError(
-                f"{value!r} is not a ratio above 0 and at most 1", param=param, hints=("write for example 0.9",)
+                f"{quote(value)} is not a ratio above 0 and at most 1", param=param, hints=("write for example 0.9",)
             )
         return ratio
 
     def _read_bytes(self, value: object, param: str) -> int:
         # A spelling that ends in "bytes" carries the unit itself, and so does a Python number: `kv_cache_memory=2**30`.
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        has_unit_in_name = param.replace("-", "_").endswith("_bytes") and str(value).strip().isdigit()
-        num_bytes = int(str(value)) if is_number or has_unit_in_name else parse_bytes(str(value), param=param)
+        if isinstance(value, int) and not isinstance(value, bool):
+            num_bytes = value
+        else:
+            text = str(value).strip()
+            has_unit_in_name = param.replace("-", "_").lower().endswith("_bytes") and text.isdecimal()
+            num_bytes = parse_bytes(f"{text}B" if has_unit_in_name else text, param=param)
         if num_bytes < 1:
-            raise InvalidParameterError(f"{value!r} is less than one byte", param=param)
+            raise InvalidParameterError(f"{quote(value)} is less than one byte", param=param)
+        if num_bytes > MAX_BYTES:
+            raise InvalidParameterError(f"{quote(value)} is more bytes than any machine has", param=param)
         return num_bytes
 
     def _read_int(self, value: object, param: str) -> int:
@@ -159,10 +164,12 @@ class Option:
         if isinstance(value, int) and not isinstance(value, bool):
             number = value
         elif isinstance(value, str):
-            number = parse_count(value, param=param) if self.kind == "count" else _int_or_none(value)
+            example = 4096 if self.maximum >= 4096 else 8
+            is_count = self.kind == "count"
+            number = parse_count(value, param=param, example=example) if is_count else _int_or_none(value)
         if number is None or not self.minimum <= number <= self.maximum:
             raise InvalidParameterError(
-                f"{value!r} is not a whole number from {self.minimum:,} to {self.maximum:,}", param=param
+                f"{quote(value)} is not a whole number from {self.minimum:,} to {self.maximum:,}", param=param
             )
         return number
 
