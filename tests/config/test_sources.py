@@ -85,3 +85,24 @@ def test_explanation_shows_value_and_origin():
 
     assert explain(find_option("kv_cache_memory"), asked) == "4.0 GiB (OCTAVO_KV_CACHE_MEMORY)"
     assert explain(find_option("max_model_len"), asked) == "auto (default)"
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable"), [("num_blocks", "OCTAVO_KV_CACHE_MEMORY"), ("kv_cache_memory", "OCTAVO_NUM_BLOCKS")]
+)
+def test_pool_size_of_a_stronger_source_overrules_the_other_one_of_a_weaker_source(flag, variable):
+    spoken = {"num_blocks": "7", "kv_cache_memory": "1GiB", "OCTAVO_NUM_BLOCKS": "9", "OCTAVO_KV_CACHE_MEMORY": "2GiB"}
+    flags = Source(name="flag", values={flag: spoken[flag]}, spellings={flag: f"--{flag}"})
+
+    asked = ask(flags, environment_source({variable: spoken[variable]}))
+
+    expected = {"num_blocks": (7, None), "kv_cache_memory": (None, 2**30)}[flag]
+    assert (asked.config.num_blocks, asked.config.kv_cache_memory) == expected
+    assert asked.origins[variable.removeprefix("OCTAVO_").lower()] == "default"
+
+
+def test_pool_sized_twice_by_one_source_is_refused_with_both_spellings():
+    with pytest.raises(InvalidParameterError, match="OCTAVO_NUM_BLOCKS: given together with OCTAVO_KV_CACHE_MEMORY"):
+        ask(environment_source({"OCTAVO_NUM_BLOCKS": "7", "OCTAVO_KV_CACHE_MEMORY": "1GiB"}))
+    with pytest.raises(InvalidParameterError, match="num_gpu_blocks_override: given together with kv_cache_memory"):
+        ask(keyword_source({"num_gpu_blocks_override": 7, "kv_cache_memory": 2**30}))

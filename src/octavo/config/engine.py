@@ -17,6 +17,9 @@ DEFAULT_MODEL = "smollm2-135m"
 NATIVE_TILE_TOKENS = 16
 """The native kernels' unit of attention: blocks of the native runner hold a multiple of it."""
 
+POOL_SIZES = ("num_blocks", "kv_cache_memory")
+"""Options that say the size of the KV pool; at most one of them is asked for."""
+
 KVDtype = Literal["f32", "f16", "bf16"]
 WeightDtype = Literal["f32", "f16", "bf16", "int8", "int4"]
 KVAllocator = Literal["paged", "reserved"]

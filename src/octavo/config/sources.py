@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.config.engine import OPTIONS, EngineConfig, find_option
+from octavo.config.engine import OPTIONS, POOL_SIZES, EngineConfig, find_option
 from octavo.config.option import ENV_PREFIX, Option, did_you_mean
 from octavo.errors import InvalidParameterError
 
@@ -46,20 +46,47 @@ def ask(*sources: Source) -> AskedConfig:
     """Combine sources, strongest first, into one config.
 
     Raises:
-        InvalidParameterError: a value is not allowed; `param` is the spelling of the place that gave it.
+        InvalidParameterError: a value is not allowed, or one place sizes the KV pool twice; `param` is the spelling of
+            the place that gave it.
     """
+    overruled = _overruled_pool_sizes(sources)
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for each in OPTIONS:
         # `None` is "not given", as in `LLM(max_num_seqs=None)`: a weaker source may still speak.
-        source = next((source for source in sources if source.values.get(each.name) is not None), None)
-        if source is None:
+        source = _speaker(sources, each.name)
+        if source is None or each.name in overruled:
             origins[each.name] = "default"
             continue
         spelling = source.spellings.get(each.name, each.name)
         values[each.name] = each.read(source.values[each.name], param=spelling)
         origins[each.name] = source.name if spelling == each.name else spelling
     return AskedConfig(config=EngineConfig(**values), origins=origins)
+
+
+def _speaker(sources: Sequence[Source], name: str) -> Source | None:
+    """Return the strongest source that says something about an option."""
+    return next((source for source in sources if source.values.get(name) is not None), None)
+
+
+def _overruled_pool_sizes(sources: Sequence[Source]) -> Sequence[str]:
+    """Return the options that size the KV pool, less the one whose source is the strongest.
+
+    They exclude each other, so a flag for one of them overrules a variable for another, as it would for the same one.
+    """
+    strongest = next((each for each in sources if any(each.values.get(name) is not None for name in POOL_SIZES)), None)
+    if strongest is None:
+        return ()
+    asked = [name for name in POOL_SIZES if strongest.values.get(name) is not None]
+    if len(asked) > 1:
+        first, second = (strongest.spellings.get(name, name) for name in asked)
+        raise InvalidParameterError(
+            f"given together with {second}",
+            param=first,
+            because="both set the size of the KV pool",
+            hints=("give one of them",),
+        )
+    return [name for name in POOL_SIZES if name not in asked]
 
 
 def keyword_source(keywords: Mapping[str, object]) -> Source:
