@@ -64,3 +64,12 @@ def test_pickle_is_refused(tmp_path):
 
     with pytest.raises(ModelNotFoundError, match="never from pickles"):
         find_place(str(tmp_path / "pytorch_model.bin"))
+
+
+@pytest.mark.parametrize("model", ["x" * 5000, "org/" + "x" * 5000, "~nobody-of-this-name/model"])
+def test_name_that_cannot_be_a_path_here_is_refused_in_few_words(model):
+    with pytest.raises(ModelNotFoundError) as caught:
+        find_place(model)
+
+    assert "no model" in str(caught.value)
+    assert len(str(caught.value)) < 500

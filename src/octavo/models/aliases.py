@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from octavo.errors import ModelNotFoundError
+from octavo.units import quote
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[\w][\w./-]*)?")
 
@@ -81,8 +82,13 @@ def find_place(model: str) -> ModelPlace:
     """
     if model in ALIASES:
         return ALIASES[model]
-    path = Path(model).expanduser()
-    if model and path.exists():
+    try:
+        path = Path(model).expanduser()
+        is_there = bool(model) and path.exists()
+    except (OSError, RuntimeError) as error:  # too long for a path, not ours to look at, `~` of nobody
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ModelNotFoundError(f"there is no model {quote(model)}", because=reason, hints=_hints(model)) from error
+    if is_there:
         return _checked_path(path, model)
     if path.suffix == ".gguf" or model.startswith((".", "/", "~")):
         raise ModelNotFoundError(f"there is no {'file' if path.suffix else 'folder'} {model}", hints=_hints(model))
@@ -90,7 +96,7 @@ def find_place(model: str) -> ModelPlace:
         repository, _, revision = model.partition("@")
         return HubId(repository, revision or None)
     raise ModelNotFoundError(
-        f"there is no model {model!r}",
+        f"there is no model {quote(model)}",
         because="a model is an alias, a folder with safetensors, a .gguf file, or a hub id (org/name)",
         hints=_hints(model),
     )
