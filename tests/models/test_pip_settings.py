@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.errors import InvalidParameterError
+from octavo.errors import DownloadError, InvalidParameterError
 from octavo.models.pip_settings import DEFAULT_INDEX, DEFAULT_TIMEOUT_S, read_pip_settings
 
 
@@ -105,3 +105,10 @@ def test_both_spellings_of_the_timeout_are_understood(tmp_path):
 def test_broken_file_is_named(tmp_path):
     with pytest.raises(InvalidParameterError, match=r"etc/pip\.conf: cannot be parsed"):
         settings(tmp_path, {"etc/pip.conf": "index-url = https://x\n"})
+
+
+@pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_PROXY"])
+@pytest.mark.parametrize("url", ["http://[::1", "http://host:port/simple"])
+def test_address_that_cannot_be_parsed_names_its_setting(tmp_path, variable, url):
+    with pytest.raises(DownloadError, match=f"{variable}: .* is not an address"):
+        settings(tmp_path, **{variable: url})

@@ -13,8 +13,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from octavo.errors import InvalidParameterError
+from octavo.errors import DownloadError, InvalidParameterError
+from octavo.units import quote
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 DEFAULT_TIMEOUT_S = 30.0
@@ -63,6 +65,7 @@ def read_pip_settings(environ: Mapping[str, str], *, root: Path = Path("/"), pre
 
     Raises:
         InvalidParameterError: a configuration file cannot be parsed, or the timeout is no number.
+        DownloadError: an address cannot be parsed; the message names the setting.
     """
     values: dict[str, tuple[str, str]] = {}
     for path in _config_files(environ, root, Path(prefix)):
@@ -74,7 +77,7 @@ def read_pip_settings(environ: Mapping[str, str], *, root: Path = Path("/"), pre
 
     def places(name: str) -> tuple[Place, ...]:
         value, setting = values.get(name, ("", ""))
-        return tuple(Place(url, setting) for url in value.split())
+        return tuple(Place(_checked_url(url, setting), setting) for url in value.split())
 
     indexes = places("index-url") or (Place(DEFAULT_INDEX, "pip's default index"),)
     if text("no-index").lower() in _TRUE:
@@ -91,11 +94,22 @@ def read_pip_settings(environ: Mapping[str, str], *, root: Path = Path("/"), pre
         find_links=places("find-links"),
         cert=cert,
         client_cert=text("client-cert"),
-        proxy=text("proxy"),
+        proxy=_checked_url(text("proxy"), values.get("proxy", ("", ""))[1]),
         trusted_hosts=tuple(text("trusted-host").split()),
         timeout_s=_timeout_s(values),
         settings={**settings, "cert": cert_setting} if cert else settings,
     )
+
+
+def _checked_url(url: str, setting: str) -> str:
+    try:
+        # The port is only looked at when it is asked for.
+        _ = urlsplit(url).port
+    except ValueError as error:
+        raise DownloadError(
+            f"{setting}: {quote(url)} is not an address", because=str(error), hints=(f"correct {setting}",)
+        ) from error
+    return url
 
 
 def _timeout_s(values: Mapping[str, tuple[str, str]]) -> float:
