@@ -206,6 +206,11 @@ def test_sliding_window_limits_the_length_for_now():
         pytest.param({"num_blocks": 10**6}, id="blocks above the machine"),
         pytest.param({"memory": 100 * MIB}, id="memory below the weights"),
         pytest.param({"memory": 100 * GIB}, id="memory above the machine"),
+        pytest.param({"memory": 100 * MIB, "num_blocks": 5000}, id="memory below the weights, counted pool"),
+        pytest.param({"memory": 100 * MIB, "max_model_len": 8000}, id="memory below the weights, long requests"),
+        pytest.param({"memory": 100 * MIB, "kv_cache_memory": 5 * GIB}, id="memory below the weights, sized pool"),
+        pytest.param({"memory": 100 * GIB, "num_blocks": 5000, "utilization": 0.5}, id="half of too much memory"),
+        pytest.param({"kv_cache_memory": 1, "max_model_len": 8000}, id="pool below one block, long requests"),
     ],
 )
 def test_each_hint_of_a_refusal_works(asked):
@@ -216,8 +221,34 @@ def test_each_hint_of_a_refusal_works(asked):
     fixes = [fix for hint in caught.value.hints if (fix := fix_of(hint))]
     assert fixes, caught.value.hints
     for fix in fixes:
-        kept = {name: value for name, value in asked.items() if not {name, *fix} <= {"kv_cache_memory", "num_blocks"}}
-        plan(**{**kept, **fix})
+        plan(**{**asked, **fix})
+
+
+@given(
+    available=st.integers(150 * MIB, 1 * GIB),
+    asked=st.fixed_dictionaries(
+        {},
+        optional={
+            "memory": st.integers(MIB, 2 * GIB),
+            "utilization": st.floats(0.05, 1.0),
+            "max_model_len": st.integers(1, 8192),
+            "block_size": st.integers(1, 64),
+        },
+    ),
+    pool=st.one_of(
+        st.just({}),
+        st.fixed_dictionaries({"kv_cache_memory": st.integers(1, 2 * GIB)}),
+        st.fixed_dictionaries({"num_blocks": st.integers(1, 5000)}),
+    ),
+)
+def test_each_hint_of_any_refusal_works_beside_all_else_that_was_asked(available, asked, pool):
+    machine = replace(MACHINE, available_bytes=available)
+    try:
+        plan(machine=machine, **asked, **pool)
+    except CapacityError as error:
+        for hint in error.hints:
+            if fix := fix_of(hint):
+                plan(machine=machine, **{**asked, **pool, **fix})
 
 
 @given(length=st.integers(1, 8192), pool_kib=st.integers(1, 200_000), block_size=st.sampled_from([8, 16, 32, 48]))

@@ -18,6 +18,8 @@ from octavo.units import GIB, MIB, cdiv, format_bytes
 
 MAX_DEFAULT_POOL_BYTES = 4 * GIB
 DEFAULT_UTILIZATION = 0.9
+_MORE_MEMORY = "give it more memory, or use a smaller model or `--weight-dtype`"
+_SHORTER_REQUESTS = "give it more memory, or ask for a shorter `--max-model-len`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +57,12 @@ def make_budget(
     weight_bytes: int,
     activation_bytes: int,
     overhead_bytes: int,
+    request_blocks: int,
 ) -> Budget:
     """Decide what the engine may take.
+
+    Args:
+        request_blocks: What the shortest request that must fit takes, for the hints.
 
     Raises:
         CapacityError: more is asked than the machine has, or too little is left for the smallest KV pool.
@@ -75,18 +81,26 @@ def make_budget(
         activation_bytes=activation_bytes,
         overhead_bytes=overhead_bytes,
     )
+    # What starts is the pool that was asked for, or else one request; no memory helps a pool too small for a request.
+    asked_blocks = _asked_blocks(config, shape)
+    enough_blocks = request_blocks if asked_blocks is None else asked_blocks
+    enough_bytes = budget.fixed_bytes + pool_bytes(enough_blocks, shape.block_bytes)
+    can_start = enough_blocks >= request_blocks
     if budget.available_bytes > real_bytes:
+        most_mib = int(real_bytes / utilization) // MIB
+        is_enough = can_start and enough_bytes <= int(most_mib * MIB * utilization) <= real_bytes
         raise CapacityError(
             f"{format_bytes(budget.available_bytes)} of memory asked, {format_bytes(real_bytes)} available",
             because=f"{because}; this process can have {machine.available_because}",
-            hints=(f"`--memory {int(real_bytes / utilization) // MIB}MiB` is the most",),
+            hints=(f"`--memory {most_mib}MiB` is the most" if is_enough else _MORE_MEMORY,),
         )
     least_pool_bytes = pool_bytes(1, shape.block_bytes)
     if budget.room_bytes < least_pool_bytes:
         least_bytes = budget.fixed_bytes + least_pool_bytes
-        hint = "give it more memory, or use a smaller model or `--weight-dtype`"
-        if config.memory is not None and least_bytes <= real_bytes:
-            hint = f"`--memory {int(least_bytes / utilization) // MIB + 1}MiB` is the least"
+        hint = _MORE_MEMORY
+        least_mib = int(enough_bytes / utilization) // MIB + 1
+        if config.memory is not None and can_start and int(least_mib * MIB * utilization) <= real_bytes:
+            hint = f"`--memory {least_mib}MiB` is the least"
         raise CapacityError(
             f"{format_bytes(least_bytes)} needed for the smallest KV pool and all else,"
             f" {format_bytes(budget.available_bytes)} available",
@@ -97,21 +111,23 @@ def make_budget(
     return budget
 
 
-def size_pool(config: EngineConfig, shape: KVShape, budget: Budget, *, most_blocks: int) -> tuple[int, str]:
+def size_pool(
+    config: EngineConfig, shape: KVShape, budget: Budget, *, request_blocks: int, most_blocks: int
+) -> tuple[int, str]:
     """Decide the usable blocks of the KV pool, and say why.
 
     Args:
+        request_blocks: What the shortest request that must fit takes, for the hints.
         most_blocks: What the limits can use: all requests of a step at full length.
 
     Raises:
         CapacityError: the pool that was asked does not fit, or not even one block does.
     """
-    if config.num_blocks is not None:
-        return _checked(config.num_blocks, shape, budget, is_counted=True), "asked"
-    if config.kv_cache_memory is not None:
-        num_blocks = usable_blocks(config.kv_cache_memory, shape.block_bytes)
-        why = f"what --kv-cache-memory {format_bytes(config.kv_cache_memory)} holds"
-        return _checked(num_blocks, shape, budget), why
+    asked_blocks = _asked_blocks(config, shape)
+    if asked_blocks is not None:
+        is_counted = config.num_blocks is not None
+        why = "asked" if is_counted else f"what --kv-cache-memory {format_bytes(config.kv_cache_memory or 0)} holds"
+        return _checked(asked_blocks, shape, budget, request_blocks=request_blocks, is_counted=is_counted), why
     room_blocks = usable_blocks(budget.room_bytes, shape.block_bytes)
     choices = [(room_blocks, f"what {budget.sum_text} leaves")]
     if config.memory is None and config.utilization is None:
@@ -123,7 +139,7 @@ def size_pool(config: EngineConfig, shape: KVShape, budget: Budget, *, most_bloc
         ]
     choices.append((most_blocks, "all that the most running requests of the greatest length can use"))
     num_blocks, why = min(choices, key=lambda choice: choice[0])
-    return _checked(num_blocks, shape, budget), why
+    return _checked(num_blocks, shape, budget, request_blocks=request_blocks), why
 
 
 def longest_request(
@@ -152,8 +168,8 @@ def longest_request(
         hints.append(f"`--max-model-len {longest}` is the longest that fits ({blocks_text})")
     if needed_blocks <= usable_blocks(budget.room_bytes, shape.block_bytes):
         flag = f"--num-blocks {needed_blocks}"
-        if config.num_blocks is None and cdiv(needed_bytes, MIB) * MIB <= budget.room_bytes:
-            flag = f"--kv-cache-memory {cdiv(needed_bytes, MIB)}MiB"
+        if config.num_blocks is None:
+            flag = f"--kv-cache-memory {_size_text(needed_bytes, budget)}"
         hints.append(f"`{flag}` holds one request of {length_limit:,} tokens")
     raise CapacityError(
         f"one request of {length_limit:,} tokens needs {format_bytes(needed_bytes)} of KV cache,"
@@ -164,7 +180,14 @@ def longest_request(
     )
 
 
-def _checked(num_blocks: int, shape: KVShape, budget: Budget, *, is_counted: bool = False) -> int:
+def _asked_blocks(config: EngineConfig, shape: KVShape) -> int | None:
+    """Return the usable blocks of the pool that was asked for; `None` when none was."""
+    if config.num_blocks is None and config.kv_cache_memory is not None:
+        return usable_blocks(config.kv_cache_memory, shape.block_bytes)
+    return config.num_blocks
+
+
+def _checked(num_blocks: int, shape: KVShape, budget: Budget, *, request_blocks: int, is_counted: bool = False) -> int:
     most = usable_blocks(budget.room_bytes, shape.block_bytes)
     if 1 <= num_blocks <= most:
         return num_blocks
@@ -174,22 +197,33 @@ def _checked(num_blocks: int, shape: KVShape, budget: Budget, *, is_counted: boo
             f"a KV pool of {num_blocks:,} blocks needs {format_bytes(needed)},"
             f" {format_bytes(budget.room_bytes)} available",
             because=f"{budget.sum_text} leaves {format_bytes(budget.room_bytes)}",
-            hints=(_most_that_fits(most, shape, budget, is_counted=is_counted),),
+            hints=(
+                _most_that_fits(most, shape, budget, request_blocks=request_blocks, is_counted=is_counted)
+                if request_blocks <= most
+                else _SHORTER_REQUESTS,
+            ),
         )
     # The smallest pool fits (`make_budget`), so it was asked too small, or half of the room was.
-    least = pool_bytes(1, shape.block_bytes)
-    hint = f"`--num-blocks 1` needs {format_bytes(least)}, and holds {shape.block_size} tokens"
-    if cdiv(least, MIB) * MIB <= budget.room_bytes:
-        hint = f"`--kv-cache-memory {cdiv(least, MIB)}MiB` is the least in whole MiB"
+    enough_bytes = pool_bytes(request_blocks, shape.block_bytes)
+    hint = _SHORTER_REQUESTS
+    if request_blocks <= most:
+        hint = f"`--kv-cache-memory {_size_text(enough_bytes, budget)}` is enough"
     raise CapacityError(
-        f"a KV pool needs at least {format_bytes(least)}, there is less",
+        f"a KV pool needs at least {format_bytes(pool_bytes(1, shape.block_bytes))}, there is less",
         because=f"a block takes {format_bytes(shape.block_bytes)}, and the pool holds a null block besides one to use",
         hints=(hint,),
     )
 
 
-def _most_that_fits(most: int, shape: KVShape, budget: Budget, *, is_counted: bool) -> str:
-    room_mib = budget.room_bytes // MIB
-    if is_counted or usable_blocks(room_mib * MIB, shape.block_bytes) < 1:
+def _most_that_fits(most: int, shape: KVShape, budget: Budget, *, request_blocks: int, is_counted: bool) -> str:
+    if is_counted:
         return f"`--num-blocks {most}` is the most"
-    return f"`--kv-cache-memory {room_mib}MiB` is the most"
+    room_mib = budget.room_bytes // MIB
+    is_enough = usable_blocks(room_mib * MIB, shape.block_bytes) >= request_blocks
+    return f"`--kv-cache-memory {f'{room_mib}MiB' if is_enough else f'{budget.room_bytes}B'}` is the most"
+
+
+def _size_text(num_bytes: int, budget: Budget) -> str:
+    """Print a size that is at least so much and fits: in whole MiB where there is room for that."""
+    num_mib = cdiv(num_bytes, MIB)
+    return f"{num_mib}MiB" if num_mib * MIB <= budget.room_bytes else f"{num_bytes}B"

@@ -59,6 +59,7 @@ def resolve(
     has_prefix_cache = _prefix_cache(config, reasons)
     shape = kv_shape(model.spec, kv_dtype=kv_dtype, block_size=config.block_size)
     length_limit = _length_limit(config, model.spec, reasons)
+    request_blocks = shape.blocks_for_tokens(config.max_model_len or 1, max_num_batched_tokens=batched_tokens)
     budget = make_budget(
         config,
         machine,
@@ -66,10 +67,13 @@ def resolve(
         weight_bytes=model.weight_bytes,
         activation_bytes=activation_bytes(model.program, max_num_batched_tokens=batched_tokens, max_num_seqs=num_seqs),
         overhead_bytes=overhead_bytes(model.spec),
+        request_blocks=request_blocks,
     )
     reasons["available_bytes"] = budget.because
-    request_blocks = shape.blocks_for_tokens(length_limit, max_num_batched_tokens=batched_tokens)
-    num_blocks, why_num_blocks = size_pool(config, shape, budget, most_blocks=num_seqs * request_blocks)
+    longest_blocks = shape.blocks_for_tokens(length_limit, max_num_batched_tokens=batched_tokens)
+    num_blocks, why_num_blocks = size_pool(
+        config, shape, budget, request_blocks=request_blocks, most_blocks=num_seqs * longest_blocks
+    )
     if config.num_blocks is None:
         reasons["num_blocks"] = why_num_blocks
     max_model_len = longest_request(
