@@ -286,12 +286,13 @@ class FloatKernel {
     begin_ = begin;
     count_ = static_cast<int>(end - begin);
     packed_ = panel + begin * kInputBytes;
+    ahead_.start(panel + end * kInputBytes, count_ * kInputBytes, (count_ + 1) / 2);
     if (!unpack) return;
     unpacked_ = reinterpret_cast<float*>(job_.scratch);
     for (int k = 0; k < count_; ++k) _mm512_store_ps(unpacked_ + 16 * k, packed_weights(k));
   }
 
-  void look_ahead(int, int) {}  // a simple stream, which the hardware foresees
+  void look_ahead(int index, int count) { ahead_.set_tile(index, count); }
 
   template <int kRows, bool kUnpacked>
   void tile(int row, float* out) const {
@@ -306,6 +307,7 @@ class FloatKernel {
     }
     int k = 0;
     for (; k + 1 < count_; k += 2) {
+      ahead_.fetch(k / 2);
       add_input<kRows, kUnpacked>(k, 0, x, stride, total);
       add_input<kRows, kUnpacked>(k + 1, 1, x, stride, total);
       OCTAVO_UNROLL
@@ -342,6 +344,7 @@ class FloatKernel {
   const PanelJob& job_;
   const uint8_t* packed_ = nullptr;
   float* unpacked_ = nullptr;
+  LookAhead ahead_;
   int64_t begin_ = 0;
   int count_ = 0;
 };

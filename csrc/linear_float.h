@@ -20,12 +20,13 @@ class FloatKernel {
     begin_ = begin;
     count_ = static_cast<int>(end - begin);
     packed_ = panel + begin * kInputBytes;
+    ahead_.start(panel + end * kInputBytes, count_ * kInputBytes, (count_ + 1) / 2);
     if (!unpack) return;
     unpacked_ = reinterpret_cast<float*>(job_.scratch);
     for (int i = 0; i < 2 * count_; ++i) store(unpacked_ + 8 * i, packed_weights(packed_ + i * kInputBytes / 2));
   }
 
-  void look_ahead(int, int) {}  // a simple stream, which the hardware foresees
+  void look_ahead(int index, int count) { ahead_.set_tile(index, count); }
 
   template <int kRows, bool kUnpacked>
   void tile(int row, float* sums) const {
@@ -41,6 +42,7 @@ class FloatKernel {
     // Two inputs per turn: a fifth faster than one. The order of the sums is the same.
     int k = 0;
     for (; k + 1 < count_; k += 2) {
+      ahead_.fetch(k / 2);
       add_input<kRows, kUnpacked>(k, x, low, high);
       add_input<kRows, kUnpacked>(k + 1, x, low, high);
     }
@@ -84,6 +86,7 @@ class FloatKernel {
   const PanelJob& job_;
   const uint8_t* packed_ = nullptr;
   float* unpacked_ = nullptr;
+  LookAhead ahead_;
   int64_t begin_ = 0;
   int count_ = 0;
 };

@@ -30,10 +30,10 @@
 
 namespace octavo::OCTAVO_SIMD {
 
-// Fetches the packed weights of the next piece while the tiles of a piece are computed from its unpacked ones.
+// Fetches the packed weights of the next piece while the tiles of a piece are computed.
 class LookAhead {
  public:
-  // `next` is where the next piece lies; `num_groups` groups make a tile.
+  // `next` is where the next piece lies; `num_groups` turns of a tile's loop (groups, or pairs of inputs) fetch.
   void start(const uint8_t* next, int num_bytes, int num_groups) {
     next_ = next;
     num_lines_ = (num_bytes + 63) / 64;
