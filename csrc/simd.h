@@ -35,11 +35,6 @@
 #define OCTAVO_SIMD_AVX2 0
 #endif
 
-#if defined(__GNUC__) && !defined(__clang__)
-// Vectors are only passed between functions that are inlined, so the calling convention does not matter.
-#pragma GCC diagnostic ignored "-Wpsabi"
-#endif
-
 #define OCTAVO_INLINE static inline __attribute__((always_inline))
 
 namespace octavo::OCTAVO_SIMD {
