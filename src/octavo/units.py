@@ -107,7 +107,7 @@ def parse_count(text: str, *, param: str = "count", example: int = 4096) -> int:
         raise InvalidParameterError(
             f"{quote(text)} is not a count",
             param=param,
-            because="a count is a whole number of at least 1; k means 1024",
+            because="a count is a whole number of at least 1, in 30 digits at most; k means 1024",
             hints=(f"write for example `{spell(param, str(example))}`",),
         )
     return numerator // denominator

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
 
 import click
 import pytest
@@ -184,3 +189,101 @@ def test_reader_that_leaves_early_is_no_error_worth_words(octavo_process, tmp_pa
     assert done.stdout == "{"
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize("path", ["", *(path for path in PATHS if path not in LEAVES)])
+def test_group_without_a_command_answers_with_its_help(octavo, path):
+    ran = octavo(*path.split())
+
+    assert ran.code == 2
+    assert ran.out == ""
+    assert ran.err == octavo(*path.split(), "-h").out
+    assert ran.err.startswith("Usage: octavo")
+
+
+def test_memory_that_runs_out_does_not_fit(octavo, monkeypatch):
+    @click.command("fails", cls=OctavoCommand)
+    @click.option("--json", is_flag=True)
+    def fails(json):
+        raise MemoryError
+
+    monkeypatch.setattr(LazyCommand, "load", lambda _self: fails)
+
+    ran = octavo("doctor", "--json")
+
+    assert ran.code == 3
+    assert json.loads(ran.out)["error"]["code"] == "does-not-fit"
+    assert ran.err.startswith("error[does-not-fit]: ")
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    script = f'octavo() {{ {shlex.quote(sys.executable)} -m octavo "$@"; }}; {command}'
+    return subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+
+
+full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+
+
+@full_device
+@pytest.mark.parametrize("command", ["doctor", "doctor --json", "-h", "--version", "pull nothing --json"])
+def test_full_stdout_is_one_clear_line(command):
+    done = shell(f"octavo {command} > /dev/full")
+
+    assert done.returncode == 1
+    assert done.stderr == "error[machine]: cannot write the output: No space left on device\n"
+
+
+@full_device
+def test_full_stderr_fails_without_words():
+    done = shell("octavo pull nothing 2> /dev/full")
+
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+@pytest.mark.parametrize("command", ["doctor", "-h", "generate -p hi"])
+def test_closed_stdout_is_one_clear_line(command):
+    done = shell(f"octavo {command} >&-")
+
+    assert done.returncode == 1
+    assert done.stderr == "error[machine]: cannot write the output: stdout is closed\n"
+
+
+def test_closed_stdin_and_stderr_change_nothing():
+    done = shell("octavo doctor --json <&- 2>&-")
+
+    assert done.returncode == 0
+    assert json.loads(done.stdout)
+
+
+def test_file_that_cannot_be_read_is_not_taken_for_an_output_that_cannot_be_written(octavo, monkeypatch):
+    @click.command("fails", cls=OctavoCommand)
+    def fails():
+        raise OSError(5, "Input/output error", "weights")
+
+    monkeypatch.setattr(LazyCommand, "load", lambda _self: fails)
+
+    assert "error[internal]" in octavo("doctor").err
+
+
+@pytest.mark.parametrize("module", ["octavo.cli.main", "click"])
+def test_interrupt_while_the_command_line_is_still_loading_is_one_line(tmp_path, module):
+    """A finder that interrupts the import of a module stands for Ctrl-C at that time."""
+    code = (
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from octavo.__main__ import main\n"
+        "main()\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_console_script_loads_the_command_line_inside_its_guard():
+    project = Path(__file__).parents[2] / "pyproject.toml"
+
+    assert tomllib.loads(project.read_text())["project"]["scripts"] == {"octavo": "octavo.__main__:main"}

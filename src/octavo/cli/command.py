@@ -90,6 +90,13 @@ class OctavoGroup(click.Group):
         self.lazy = lazy
         self.examples = tuple(examples)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Answer a bare `octavo` with the help, on stderr since no data was asked for; click does it as an error."""
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(2)
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name, each in self.lazy.items() if each.is_there]
 
