@@ -19,10 +19,11 @@ from octavo.core.block import BlockHash
 from octavo.core.block_hash import chain_hash, root_key
 from octavo.core.content import TokenContent
 from octavo.core.events import EventLog, RequestAdmitted
+from octavo.core.limits import Limits
 from octavo.core.paged_kv_cache import PagedKVCache
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
-from octavo.core.scheduler import Limits, Scheduler
+from octavo.core.scheduler import Scheduler
 from octavo.core.step import SampledToken, StepPlan, StepResult
 from octavo.units import RequestId, TokenId
 

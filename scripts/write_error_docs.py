@@ -11,8 +11,9 @@ from pathlib import Path
 
 from octavo import errors
 from octavo.core.events import EventLog
+from octavo.core.limits import Limits
 from octavo.core.paged_kv_cache import PagedKVCache
-from octavo.core.scheduler import Limits, Scheduler
+from octavo.core.scheduler import Scheduler
 from octavo.errors import OctavoError
 from octavo.testing.factories import make_request
 

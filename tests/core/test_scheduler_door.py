@@ -4,7 +4,7 @@ import pytest
 
 from octavo.core.events import RequestArrived, RequestFinished, RequestRejected, StepScheduled
 from octavo.core.kv_cache import GroupSpec
-from octavo.core.scheduler import Limits
+from octavo.core.limits import Limits
 from octavo.errors import InvalidParameterError, RequestTooLongError
 from octavo.testing.factories import CoreSetup, Rig, make_request, solo_output
 

@@ -9,9 +9,10 @@ import pytest
 from octavo.core.events import Event, EventLog, RequestArrived, RequestFinished
 from octavo.core.invariants import check_idle, check_scheduler
 from octavo.core.kv_cache import GroupSpec
+from octavo.core.limits import Limits
 from octavo.core.paged_kv_cache import PagedKVCache
 from octavo.core.sampling import SamplingParams
-from octavo.core.scheduler import Limits, Scheduler
+from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult
 from octavo.engine.engine import Engine
 from octavo.engine.messages import EngineRequest, OutputDelta

@@ -15,7 +15,6 @@ clock, no tensors, no input or output; the same calls give the same plans.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from octavo.core.budget import StepBudget
 from octavo.core.events import (
@@ -34,49 +33,15 @@ from octavo.core.events import (
     WaitReason,
 )
 from octavo.core.kv_cache import KVCache, Match
+from octavo.core.limits import Limits, check_fits, longest_request_tokens
 from octavo.core.plan_builder import build_plan
 from octavo.core.policy import AdmissionPolicy, FcfsPolicy, SchedulingPolicy, WatermarkAdmission
 from octavo.core.request import Request, RequestStatus
 from octavo.core.snapshot import Snapshot, take_snapshot
-from octavo.core.step import StepPlan, StepResult, TokenLogprobs
+from octavo.core.step import StepPlan, StepResult
+from octavo.core.updates import RequestUpdate
 from octavo.errors import InvalidParameterError, RequestTooLongError
-from octavo.units import RequestId, TokenId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What bounds a step and a request.
-
-    Args:
-        max_model_len: Most prompt + output tokens of one request.
-        max_num_seqs: Most running requests (seats).
-        max_num_batched_tokens: Most tokens computed in one step; at least `max_num_seqs`, so that every running
-            request can decode in every step.
-    """
-
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-
-    def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise InvalidParameterError(
-                f"{self.max_num_batched_tokens} tokens a step are fewer than max_num_seqs={self.max_num_seqs}",
-                param="max_num_batched_tokens",
-                because="every running request may need one token in a step",
-                hints=(f"set max_num_batched_tokens to {self.max_num_seqs} or more, or max_num_seqs lower",),
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestUpdate:
-    """What a step brought one request: at most one new token, scored prompt tokens, or its end."""
-
-    request_id: RequestId
-    token_id: TokenId | None = None
-    logprobs: TokenLogprobs | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: FinishReason | None = None
+from octavo.units import RequestId
 
 
 class _Step:
@@ -155,7 +120,7 @@ class Scheduler:
     @property
     def longest_request_tokens(self) -> int:
         """Most prompt + output tokens one request can have: the last output token needs no place in the cache."""
-        return min(self._limits.max_model_len, self._kv.longest_tokens + 1)
+        return longest_request_tokens(self._limits, self._kv.longest_tokens)
 
     def snapshot(self) -> Snapshot:
         """Return who holds which block right now. Cost: O(all blocks)."""
@@ -268,34 +233,17 @@ class Scheduler:
     # ---- at the door ----
 
     def _check_fits(self, request: Request) -> None:
-        num_prompt = request.num_prompt_tokens
-        if num_prompt == 0:
-            raise InvalidParameterError("the prompt has no tokens", param="prompt", hints=("send at least one token",))
-        max_tokens = request.params.max_tokens
-        wanted = 1 if max_tokens is None else max_tokens
-        longest = self.longest_request_tokens if wanted else min(self._limits.max_model_len, self._kv.longest_tokens)
-        if num_prompt + wanted <= longest:
-            return
-        self._events.emit(
-            RequestRejected(request_id=request.request_id, num_prompt_tokens=num_prompt, longest_tokens=longest)
-        )
-        room = longest - num_prompt
-        raise RequestTooLongError(
-            f"a prompt of {num_prompt:,} tokens and {wanted:,} output tokens need {num_prompt + wanted:,} tokens, "
-            f"{longest:,} is the most one request can have",
-            num_prompt_tokens=num_prompt,
-            max_tokens=wanted,
-            longest_tokens=longest,
-            because=f"max_model_len is {self._limits.max_model_len:,} tokens and the KV pool holds "
-            f"{self._kv.longest_tokens:,} tokens of one request",
-            hints=(
-                f"ask for at most {room:,} output tokens"
-                if room > 0
-                else f"shorten the prompt to at most {longest - wanted:,} tokens",
+        try:
+            check_fits(request, self._limits, self._kv.longest_tokens)
+        except RequestTooLongError as refusal:
+            self._events.emit(
+                RequestRejected(
+                    request_id=request.request_id,
+                    num_prompt_tokens=refusal.num_prompt_tokens,
+                    longest_tokens=refusal.longest_tokens,
+                )
             )
-            if longest > wanted or room > 0
-            else (),
-        )
+            raise
 
     def _max_total_tokens(self, request: Request) -> int:
         max_tokens = request.params.max_tokens

@@ -17,9 +17,10 @@ from octavo.core.events import Event, EventLog, FinishReason
 from octavo.core.ports import Clock, Runner
 from octavo.core.request import Request
 from octavo.core.sampling import MAX_SEED
-from octavo.core.scheduler import RequestUpdate, Scheduler
+from octavo.core.scheduler import Scheduler
 from octavo.core.snapshot import Snapshot
 from octavo.core.step import StepPlan
+from octavo.core.updates import RequestUpdate
 from octavo.engine.detokenize import Detokenizer, TokenSpeller
 from octavo.engine.messages import EngineRequest, OutputDelta
 from octavo.engine.metrics import Metrics

@@ -15,11 +15,12 @@ from octavo.config.machine import Machine, read_machine
 from octavo.config.resolved import ResolvedConfig
 from octavo.core.events import EventLog
 from octavo.core.kv_cache import GroupSpec, KVCache
+from octavo.core.limits import Limits
 from octavo.core.paged_kv_cache import PagedKVCache
 from octavo.core.policy import POLICIES
 from octavo.core.ports import Runner
 from octavo.core.reserved_kv_cache import ReservedKVCache
-from octavo.core.scheduler import Limits, Scheduler
+from octavo.core.scheduler import Scheduler
 from octavo.engine.clock import MonotonicClock
 from octavo.engine.engine import Engine
 from octavo.models.download import Progress, ignore_progress

@@ -24,11 +24,12 @@ from octavo.core.block_hash import root_key
 from octavo.core.content import TokenContent
 from octavo.core.events import EventLog
 from octavo.core.kv_cache import GroupSpec
+from octavo.core.limits import Limits
 from octavo.core.paged_kv_cache import PagedKVCache
 from octavo.core.ports import Runner
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
-from octavo.core.scheduler import Limits, Scheduler
+from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepResult, TokenLogprobs
 from octavo.models.decoder import emit_decoder
 from octavo.models.kv_groups import make_kv_groups

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 
 from octavo.core.events import EventLog
 from octavo.core.kv_cache import GroupSpec
+from octavo.core.limits import Limits
 from octavo.core.paged_kv_cache import PagedKVCache
 from octavo.core.ports import Runner
 from octavo.core.sampling import SamplingParams
-from octavo.core.scheduler import Limits, Scheduler
+from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, TokenLogprobs
 from octavo.engine.clock import MonotonicClock
 from octavo.engine.engine import Engine

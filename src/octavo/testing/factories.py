@@ -22,13 +22,15 @@ from octavo.core.content import TokenContent
 from octavo.core.events import Event, EventLog, FinishReason
 from octavo.core.invariants import check_idle, check_plan, check_scheduler
 from octavo.core.kv_cache import GroupSpec, KVCache
+from octavo.core.limits import Limits
 from octavo.core.paged_kv_cache import PagedKVCache
 from octavo.core.policy import POLICIES, WatermarkAdmission
 from octavo.core.request import Request
 from octavo.core.reserved_kv_cache import ReservedKVCache
 from octavo.core.sampling import SamplingParams
-from octavo.core.scheduler import Limits, RequestUpdate, Scheduler
+from octavo.core.scheduler import Scheduler
 from octavo.core.step import SampleRow, StepPlan
+from octavo.core.updates import RequestUpdate
 from octavo.testing.fake_runner import ChooseToken, FakeRunner, hashed_token
 from octavo.units import RequestId, TokenId
 

@@ -28,8 +28,9 @@ from octavo.core.events import (
 from octavo.core.kv_cache import KVCache
 from octavo.core.paged_kv_cache import PagedKVCache
 from octavo.core.request import Request, RequestStatus
-from octavo.core.scheduler import RequestUpdate, Scheduler
+from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan
+from octavo.core.updates import RequestUpdate
 from octavo.testing.factories import CoreSetup, solo_output
 from octavo.units import BlockId, RequestId
 
