@@ -1,4 +1,4 @@
-"""The kernels run clean under the compiler's sanitizers: memory, arithmetic, threads. Minutes of compiling: a campaign."""
+"""The kernels run clean under the compiler's sanitizers: memory, arithmetic, threads. Minutes of compiling."""
 
 import shutil
 import subprocess
