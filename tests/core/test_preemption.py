@@ -75,6 +75,24 @@ def test_victim_gives_its_tokens_of_the_step_back():
     check_answers(rig, victim, urgent)
 
 
+def test_victim_that_comes_later_in_the_step_is_passed_by():
+    """Two prompts were promised 4 of 9 blocks each; the decoding request has outgrown the ninth. The first prompt takes
+    the second's blocks, and when the second's turn comes in the same step it waits already.
+    """
+    rig = Rig(CoreSetup(num_blocks=9, max_num_seqs=3, max_num_batched_tokens=5))
+    decoding = rig.add(3, max_tokens=20)
+    first, second = (rig.add(range(start, start + 16), max_tokens=2) for start in (100, 200))
+    while not rig.of(RequestPreempted):
+        assert second.num_uncomputed_tokens > 1, "it is still a prompt"
+        plan = rig.step()
+
+    [preempted] = rig.of(RequestPreempted)
+    assert (preempted.request_id, preempted.for_request_id) == (second.request_id, first.request_id)
+    assert plan.request_ids == (decoding.request_id, first.request_id)
+    rig.run_to_end()
+    check_answers(rig, decoding, first, second)
+
+
 def test_nobody_is_admitted_in_a_step_that_ran_out_of_blocks():
     rig = Rig(CoreSetup(num_blocks=12, max_num_seqs=6))
     for index in range(12):

@@ -72,6 +72,9 @@ BAD = [
     ("stop_token_ids", {"stop_token_ids": [-1]}),
     ("stop_token_ids", {"stop_token_ids": [True]}),
     ("stop_token_ids", {"stop_token_ids": 7}),
+    ("ignore_eos", {"ignore_eos": 1}),
+    ("skip_special_tokens", {"skip_special_tokens": None}),
+    ("include_stop_str_in_output", {"include_stop_str_in_output": "yes"}),
     ("logprobs", {"logprobs": -1}),
     ("prompt_logprobs", {"prompt_logprobs": 1025}),
 ]
@@ -93,6 +96,10 @@ def test_bad_value_is_refused_by_name(name, fields):
 
     assert caught.value.param == name
     assert str(caught.value).startswith(f"{name}: ")
+
+
+def test_none_is_how_others_spell_nothing():
+    assert SamplingParams(stop=None, stop_token_ids=None, logit_bias=None) == SamplingParams()
 
 
 def test_one_stop_string_is_a_list_of_one():
