@@ -11,14 +11,33 @@
 
 namespace octavo {
 
+// How scores become weights: exp((score - highest) / temperature), 0 where that is below `least`.
+struct Temper {
+  double highest;
+  double temperature;
+  double least;
+};
+
+constexpr int kRunIds = 512;   // ids between two running sums that are remembered
+constexpr int kBlockIds = 64;  // ids per block when the highest scores are looked for
+constexpr int kNumMasses = 8;
+constexpr double kMassBounds[kNumMasses] = {0x1p-3, 0x1p-6, 0x1p-9, 0x1p-12, 0x1p-15, 0x1p-18, 0x1p-22, 0x1p-27};
+
 // Passes over a row of `count` logits; defined in sample_kernels.h, the same bits in every instruction set.
 struct SampleKernels {
   float (*highest_logit)(const float* logits, int count);  // NaN when one is NaN
   int (*first_index)(const float* logits, int count, float value);
   double (*sum_of_exp)(const float* logits, int count, double highest);
+  int (*count_before)(const float* logits, int count, double highest, double own, int id);
   void (*widen)(const float* logits, int count, double* scores);
-  void (*weigh)(const double* scores, int count, double highest, double temperature, double least, double* weights);
+  double (*weigh_doubles)(const double* scores, int count, const Temper& temper, double* weights, double* runs);
+  double (*weigh_floats)(const float* logits, int count, const Temper& temper, double* weights, double* runs);
   double (*lane_sum)(const double* values, int count);
+  void (*masses_above)(const double* weights, int count, double* masses);
+  void (*block_tops_doubles)(const double* scores, int count, double* tops);
+  void (*block_tops_floats)(const float* logits, int count, double highest, double* tops);
+  int (*gather_doubles)(const double* scores, int count, double least, int32_t* ids);
+  int (*gather_floats)(const float* logits, int count, double highest, double least, int32_t* ids);
 };
 
 // Works on items of the schedule until none is left. `scratch` has attention_scratch_floats(), 64-byte aligned.

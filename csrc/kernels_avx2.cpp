@@ -8,13 +8,15 @@ namespace octavo {
 
 const Kernels& kernels_avx2() {
   using namespace OCTAVO_SIMD;
-  static const Kernels kTable{rms_norm,
-                              add,
-                              silu_gated,
-                              rotate,
-                              store_kv,
-                              attend,
-                              {highest_logit, first_index, sum_of_exp, widen, weigh, lane_sum}};
+  static const Kernels kTable{
+      rms_norm,
+      add,
+      silu_gated,
+      rotate,
+      store_kv,
+      attend,
+      {highest_logit, first_index, sum_of_exp, count_before, widen, weigh_doubles, weigh_floats, lane_sum, masses_above,
+       block_tops_doubles, block_tops_floats, gather_doubles, gather_floats}};
   return kTable;
 }
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels.h"
 #include "simd.h"
 
 namespace octavo::OCTAVO_SIMD {
@@ -122,20 +123,57 @@ inline double sum_of_exp(const float* logits, int count, double highest) {
   return sum.total();
 }
 
-// weights = exp((x - highest) / temperature), 0 where that is below `least`.
-inline void weigh(const double* scores, int count, double highest, double temperature, double least, double* weights) {
-  const auto of = [&](D4 x) {
-    const D4 weight = exp_of_negative((x - splat_double(highest)) / splat_double(temperature));
-    return weight < splat_double(least) ? splat_double(0.0) : weight;
-  };
-  int i = 0;
-  for (; i + 4 <= count; i += 4) store_doubles(weights + i, of(load_doubles(scores + i)));
-  if (i < count) {
-    double rest[4] = {highest, highest, highest, highest};
-    for (int j = i; j < count; ++j) rest[j - i] = scores[j];
-    store_doubles(rest, of(load_doubles(rest)));
-    for (int j = i; j < count; ++j) weights[j] = rest[j - i];
+// Where the scores of a row come from. Both give float64; the second is for logits that nothing was added to.
+struct Doubles {
+  const double* scores;
+  OCTAVO_INLINE D4 load4(const Doubles& from, int i) { return load_doubles(from.scores + i); }
+  OCTAVO_INLINE double load1(const Doubles& from, int i) { return from.scores[i]; }
+};
+struct Floats {
+  const float* logits;
+  double highest;  // subtracted
+  OCTAVO_INLINE D4 load4(const Floats& from, int i) {
+    return widen_floats(from.logits + i) - splat_double(from.highest);
   }
+  OCTAVO_INLINE double load1(const Floats& from, int i) { return double(from.logits[i]) - from.highest; }
+};
+
+OCTAVO_INLINE D4 weight_of(D4 x, const Temper& temper) {
+  D4 scaled = x - splat_double(temper.highest);
+  // Dividing by 1 changes nothing and takes long.
+  if (temper.temperature != 1.0) scaled = scaled / splat_double(temper.temperature);
+  const D4 weight = exp_of_negative(scaled);
+  return weight < splat_double(temper.least) ? splat_double(0.0) : weight;
+}
+
+// Weights of a row; returns their running sum. `runs` receives the sum before each run of ids. The sum is one chain of
+// additions, which the exponentials of the next ids overlap with.
+template <class Source>
+OCTAVO_INLINE double weigh_from(const Source& from, int count, const Temper& temper, double* weights, double* runs) {
+  double running = 0.0;
+  for (int begin = 0; begin < count; begin += kRunIds) {
+    runs[begin / kRunIds] = running;
+    const int end = begin + kRunIds < count ? begin + kRunIds : count;
+    int i = begin;
+    for (; i + 4 <= end; i += 4) {
+      const D4 weight = weight_of(Source::load4(from, i), temper);
+      store_doubles(weights + i, weight);
+      running = (((running + weight[0]) + weight[1]) + weight[2]) + weight[3];
+    }
+    for (; i < end; ++i) {
+      weights[i] = weight_of(splat_double(Source::load1(from, i)), temper)[0];
+      running += weights[i];
+    }
+  }
+  return running;
+}
+
+inline double weigh_doubles(const double* scores, int count, const Temper& temper, double* weights, double* runs) {
+  return weigh_from(Doubles{scores}, count, temper, weights, runs);
+}
+
+inline double weigh_floats(const float* logits, int count, const Temper& temper, double* weights, double* runs) {
+  return weigh_from(Floats{logits, 0.0}, count, temper, weights, runs);
 }
 
 inline double lane_sum(const double* values, int count) {
@@ -152,6 +190,94 @@ inline void widen(const float* logits, int count, double* scores) {
   int i = 0;
   for (; i + 4 <= count; i += 4) store_doubles(scores + i, widen_floats(logits + i));
   for (; i < count; ++i) scores[i] = logits[i];
+}
+
+OCTAVO_INLINE int bits_of_mask(L4 mask) {
+#if OCTAVO_SIMD_AVX2
+  return _mm256_movemask_pd((__m256d)mask);
+#else
+  return int((mask[0] & 1) | (mask[1] & 2) | (mask[2] & 4) | (mask[3] & 8));
+#endif
+}
+
+// Highest score of each block of ids. Scores are not NaN.
+template <class Source>
+OCTAVO_INLINE void block_tops_from(const Source& from, int count, double* tops) {
+  for (int begin = 0; begin < count; begin += kBlockIds) {
+    const int end = begin + kBlockIds < count ? begin + kBlockIds : count;
+    D4 top = splat_double(-std::numeric_limits<double>::infinity());
+    int i = begin;
+    for (; i + 4 <= end; i += 4) {
+      const D4 x = Source::load4(from, i);
+      top = x > top ? x : top;
+    }
+    double highest = top[0];
+    for (int j = 1; j < 4; ++j) highest = top[j] > highest ? top[j] : highest;
+    for (; i < end; ++i) highest = Source::load1(from, i) > highest ? Source::load1(from, i) : highest;
+    tops[begin / kBlockIds] = highest;
+  }
+}
+
+inline void block_tops_doubles(const double* scores, int count, double* tops) {
+  block_tops_from(Doubles{scores}, count, tops);
+}
+
+inline void block_tops_floats(const float* logits, int count, double highest, double* tops) {
+  block_tops_from(Floats{logits, highest}, count, tops);
+}
+
+// Ids whose score is at least `least`, ascending; returns how many.
+template <class Source>
+OCTAVO_INLINE int gather_from(const Source& from, int count, double least, int32_t* ids) {
+  int found = 0;
+  int i = 0;
+  for (; i + 4 <= count; i += 4) {
+    int bits = bits_of_mask(Source::load4(from, i) >= splat_double(least));
+    for (; bits != 0; bits &= bits - 1) ids[found++] = i + __builtin_ctz(static_cast<unsigned>(bits));
+  }
+  for (; i < count; ++i) {
+    if (Source::load1(from, i) >= least) ids[found++] = i;
+  }
+  return found;
+}
+
+inline int gather_doubles(const double* scores, int count, double least, int32_t* ids) {
+  return gather_from(Doubles{scores}, count, least, ids);
+}
+
+inline int gather_floats(const float* logits, int count, double highest, double least, int32_t* ids) {
+  return gather_from(Floats{logits, highest}, count, least, ids);
+}
+
+// How many ids have a higher score (x - highest) than `own`, or the same one and come before `id`.
+inline int count_before(const float* logits, int count, double highest, double own, int id) {
+  const Floats from{logits, highest};
+  int before = 0;
+  int i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const D4 x = Floats::load4(from, i);
+    before += __builtin_popcount(static_cast<unsigned>(bits_of_mask(x > splat_double(own))));
+    if (bits_of_mask(x == splat_double(own)) == 0) continue;
+    for (int j = i; j < i + 4 && j < id; ++j) before += Floats::load1(from, j) == own;
+  }
+  for (; i < count; ++i) before += Floats::load1(from, i) > own || (Floats::load1(from, i) == own && i < id);
+  return before;
+}
+
+// Sums of the weights that are at least 2^-shift, for each of kNumMasses shifts: near enough to choose by.
+inline void masses_above(const double* weights, int count, double* masses) {
+  D4 sums[kNumMasses] = {};
+  int i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const D4 weight = load_doubles(weights + i);
+    for (int m = 0; m < kNumMasses; ++m) {
+      sums[m] += weight >= splat_double(kMassBounds[m]) ? weight : splat_double(0.0);
+    }
+  }
+  for (int m = 0; m < kNumMasses; ++m) {
+    masses[m] = (sums[m][0] + sums[m][1]) + (sums[m][2] + sums[m][3]);
+    for (int j = i; j < count; ++j) masses[m] += weights[j] >= kMassBounds[m] ? weights[j] : 0.0;
+  }
 }
 
 }  // namespace octavo::OCTAVO_SIMD

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 namespace octavo {
 namespace {
 
-constexpr int kBlockIds = 64;    // ids per block when the highest scores are looked for
-constexpr int kFirstTopP = 256;  // ids sorted at first for top_p: it rarely keeps more
-constexpr int kRunIds = 512;     // running sums remembered every so many ids
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // The number in [0, 1) that belongs to a seed and a position: Philox4x32-10 as octavo/runtime/counter_rng.py defines
 // it.
@@ -30,6 +29,8 @@ double uniform(int64_t seed, int32_t position) {
   return double((uint64_t(c[1]) << 32 | c[0]) >> 11) * 0x1p-53;
 }
 
+size_t divide_up(int a, int b) { return size_t((a + b - 1) / b); }
+
 }  // namespace
 
 Sampler::Sampler(const SampleKernels& kernels, int vocab_size)
@@ -37,14 +38,16 @@ Sampler::Sampler(const SampleKernels& kernels, int vocab_size)
       vocab_size_(vocab_size),
       scores_(size_t(vocab_size)),
       weights_(size_t(vocab_size)),
-      block_tops_(2 * size_t((vocab_size + kBlockIds - 1) / kBlockIds)),
+      runs_(divide_up(vocab_size, kRunIds)),
+      block_tops_(divide_up(vocab_size, kBlockIds)),
+      gathered_(size_t(vocab_size)),
       num_seen_(size_t(vocab_size)) {
-  ids_.reserve(size_t(vocab_size));
+  kept_.reserve(size_t(vocab_size));
 }
 
 size_t Sampler::resident_bytes() const {
-  return (scores_.size() + weights_.size() + block_tops_.size()) * sizeof(double) +
-         (ids_.capacity() + num_seen_.size()) * sizeof(int32_t);
+  return (scores_.size() + weights_.size() + runs_.size() + block_tops_.size() + gathered_.size()) * sizeof(double) +
+         (kept_.capacity() + num_seen_.size()) * sizeof(int32_t);
 }
 
 void Sampler::sample(const float* logits, const SampleRequest& request, SampleAnswer& answer) {
@@ -59,21 +62,25 @@ void Sampler::sample(const float* logits, const SampleRequest& request, SampleAn
 }
 
 int32_t Sampler::choose(const float* logits, float highest_logit, const SampleRequest& request) {
-  const bool is_plain = request.bias.empty() && request.banned.empty() && !request.has_penalties();
-  if (is_plain && request.temperature == 0.0) {
-    return kernels_->first_index(logits, vocab_size_, highest_logit);
+  const bool is_greedy = request.temperature == 0.0;
+  const double least = std::max(request.min_p, std::numeric_limits<double>::denorm_min());
+  if (!request.is_adjusted()) {
+    if (is_greedy) return kernels_->first_index(logits, vocab_size_, highest_logit);
+    return draw({logits, 0.0}, request, {highest_logit, request.temperature, least});
   }
   adjust(logits, request);
-  const auto highest = std::max_element(scores_.begin(), scores_.end());  // the first of equals
-  if (*highest == -std::numeric_limits<double>::infinity()) return kNoToken;
-  if (request.temperature == 0.0) return int32_t(highest - scores_.begin());
-  return draw(request, *highest);
+  find_block_tops({nullptr, 0.0});
+  const auto block = std::max_element(block_tops_.begin(), block_tops_.end());  // the first of equals
+  if (*block == -kInfinity) return kNoToken;
+  if (!is_greedy) return draw({nullptr, 0.0}, request, {*block, request.temperature, least});
+  const auto first = scores_.begin() + (block - block_tops_.begin()) * kBlockIds;
+  return int32_t(std::find(first, scores_.end(), *block) - scores_.begin());
 }
 
 void Sampler::adjust(const float* logits, const SampleRequest& request) {
   kernels_->widen(logits, vocab_size_, scores_.data());
   for (const auto& [id, bias] : request.bias) scores_[size_t(id)] += bias;
-  for (const int32_t id : request.banned) scores_[size_t(id)] = -std::numeric_limits<double>::infinity();
+  for (const int32_t id : request.banned) scores_[size_t(id)] = -kInfinity;
   if (request.has_penalties()) penalise(request);
 }
 
@@ -99,45 +106,80 @@ void Sampler::penalise(const SampleRequest& request) {
   }
 }
 
-int32_t Sampler::draw(const SampleRequest& request, double highest) {
-  const double least = std::max(request.min_p, std::numeric_limits<double>::denorm_min());
-  kernels_->weigh(scores_.data(), vocab_size_, highest, request.temperature, least, weights_.data());
+int32_t Sampler::draw(const Scores& scores, const SampleRequest& request, const Temper& temper) {
+  const double u = uniform(request.seed, request.position);
   if (request.top_k > 0 && request.top_k < vocab_size_) {
-    order_top(scores_.data(), weights_.data(), request.top_k);
-    keep(request.top_k);
+    keep_top_k(scores, request.top_k, temper);
+    if (request.top_p < 1.0) keep_top_p(scores, request.top_p * lane_sum_of_kept());
+    return draw_from_kept(u);
   }
-  if (request.top_p < 1.0) {
-    const double target = request.top_p * kernels_->lane_sum(weights_.data(), vocab_size_);
-    int num_kept = 0;
-    for (int count = kFirstTopP;; count *= 8) {
-      order_top(scores_.data(), weights_.data(), std::min(count, vocab_size_));
-      double running = 0.0;
-      num_kept = 0;
-      bool is_reached = false;
-      while (num_kept < int(ids_.size()) && !is_reached) {
-        running = running + weights_[size_t(ids_[size_t(num_kept++)])];
-        is_reached = running >= target;
-      }
-      if (is_reached || count >= vocab_size_) break;
-    }
-    keep(num_kept);
+  if (request.top_p < 1.0 && keep_top_p_of_row(scores, request.top_p, temper)) return draw_from_kept(u);
+  return draw_from_row(weigh_row(scores, temper), u);
+}
+
+// Leaves the first `top_k` ids with a weight in `kept_`, ascending, or all of them where there are fewer.
+void Sampler::keep_top_k(const Scores& scores, int top_k, const Temper& temper) {
+  gather_top(scores, top_k);
+  weigh_kept(scores, temper);
+  drop_weightless();
+  if (int(kept_.size()) < top_k) {
+    // Rounding might give an id further down a weight that one of these lacks: look at all.
+    gather(scores, -kInfinity);
+    weigh_kept(scores, temper);
+    drop_weightless();
   }
-  // The first token at which the running sum exceeds its share. Dropped tokens add 0 and are never the first.
-  double checkpoints = 0.0;
-  std::vector<double>& runs = block_tops_;  // running sum before each run of ids
-  int last_kept = 0;
-  for (int begin = 0, run = 0; begin < vocab_size_; begin += kRunIds, ++run) {
-    runs[size_t(run)] = checkpoints;
-    const int end = std::min(begin + kRunIds, vocab_size_);
-    for (int id = begin; id < end; ++id) checkpoints += weights_[size_t(id)];
-    if (checkpoints > runs[size_t(run)]) last_kept = run;
+  order(scores, top_k);
+  std::sort(kept_.begin(), kept_.end());
+}
+
+// Leaves the shortest start of the canonical order whose weights reach `target`, or all that is kept, ascending.
+void Sampler::keep_top_p(const Scores& scores, double target) {
+  order(scores, int(kept_.size()));
+  double running = 0.0;
+  size_t count = 0;
+  while (count < kept_.size()) {
+    running += weights_[size_t(kept_[count++])];
+    if (running >= target) break;
   }
-  const double threshold = uniform(request.seed, request.position) * checkpoints;
-  int run = 0;
-  while (run < last_kept && !(runs[size_t(run) + 1] > threshold)) ++run;
-  double running = runs[size_t(run)];
+  kept_.resize(count);
+  std::sort(kept_.begin(), kept_.end());
+}
+
+// The same for a whole row. Returns false when all ids with a weight stay.
+bool Sampler::keep_top_p_of_row(const Scores& scores, double top_p, const Temper& temper) {
+  weigh_row(scores, temper);
+  const double target = top_p * kernels_->lane_sum(weights_.data(), vocab_size_);
+  double masses[kNumMasses];
+  kernels_->masses_above(weights_.data(), vocab_size_, masses);
+  // Sorting is the dear part: begin with as few of the highest scores as seem to hold the target.
+  for (int m = 0; m < kNumMasses; ++m) {
+    if (masses[m] < target) continue;
+    gather(scores, temper.highest + temper.temperature * std::log(kMassBounds[m]));
+    drop_weightless();
+    const size_t num_gathered = kept_.size();
+    double sum = 0.0;
+    for (const int32_t id : kept_) sum += weights_[size_t(id)];
+    if (sum < target * (1 + 1e-9)) continue;  // reached in canonical order, too, whatever rounding does
+    keep_top_p(scores, target);
+    if (kept_.size() < num_gathered) return true;
+  }
+  gather(scores, -kInfinity);
+  drop_weightless();
+  keep_top_p(scores, target);
+  return true;
+}
+
+// The first id, ascending, at which the running sum of weights exceeds its share. Dropped ids add 0 and are never it.
+int32_t Sampler::draw_from_row(double total, double u) const {
+  const double threshold = u * total;
+  size_t run = 0;
+  while (run + 1 < runs_.size() && !(runs_[run + 1] > threshold)) ++run;
+  // Rounding may leave no id: then it is the last one with a weight.
+  while (run > 0 && runs_[run] == total) --run;
+  double running = runs_[run];
   int32_t chosen = 0;
-  for (int id = run * kRunIds; id < std::min((run + 1) * kRunIds, vocab_size_); ++id) {
+  const int begin = int(run) * kRunIds;
+  for (int id = begin; id < std::min(begin + kRunIds, vocab_size_); ++id) {
     if (weights_[size_t(id)] == 0.0) continue;
     running += weights_[size_t(id)];
     chosen = id;
@@ -146,50 +188,85 @@ int32_t Sampler::draw(const SampleRequest& request, double highest) {
   return chosen;
 }
 
-// Fills `ids_` with the first `count` kept ids (weight above 0, or any when `weights` is null) in canonical order.
-void Sampler::order_top(const double* scores, const double* weights, int count) {
-  constexpr double kNone = -std::numeric_limits<double>::infinity();
-  const auto is_kept = [&](int id) { return weights == nullptr || weights[id] > 0.0; };
-  const size_t num_blocks = block_tops_.size() / 2;
-  double least = kNone;
-  if (size_t(count) < num_blocks) {
-    // `count` blocks have a score of at least the count-th highest block top, so no lower score is among the first.
-    for (size_t block = 0; block < num_blocks; ++block) {
-      const int begin = int(block) * kBlockIds, end = std::min(begin + kBlockIds, vocab_size_);
-      double top = kNone;
-      for (int id = begin; id < end; ++id) top = is_kept(id) && scores[id] > top ? scores[id] : top;
-      block_tops_[block] = top;
-    }
-    const auto nth = block_tops_.begin() + (count - 1);
-    std::nth_element(block_tops_.begin(), nth, block_tops_.begin() + std::ptrdiff_t(num_blocks), std::greater<>());
-    least = *nth;
+int32_t Sampler::draw_from_kept(double u) const {
+  double total = 0.0;
+  for (const int32_t id : kept_) total += weights_[size_t(id)];
+  const double threshold = u * total;
+  double running = 0.0;
+  for (const int32_t id : kept_) {
+    running += weights_[size_t(id)];
+    if (running > threshold) return id;
   }
-  ids_.clear();
-  for (int id = 0; id < vocab_size_; ++id) {
-    if (scores[id] >= least && is_kept(id)) ids_.push_back(id);
-  }
-  const auto is_before = [scores](int32_t a, int32_t b) {
-    return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
-  };
-  if (int(ids_.size()) > count) {
-    std::nth_element(ids_.begin(), ids_.begin() + count, ids_.end(), is_before);
-    ids_.resize(size_t(count));
-  }
-  std::sort(ids_.begin(), ids_.end(), is_before);
+  return kept_.back();
 }
 
-// Drops all tokens but the first `count` of `ids_`.
-void Sampler::keep(int count) {
-  count = std::min(count, int(ids_.size()));
-  std::sort(ids_.begin(), ids_.begin() + count);
-  int next = 0;
-  for (int id = 0; id < vocab_size_; ++id) {
-    if (next < count && ids_[size_t(next)] == id) {
-      ++next;
-    } else {
-      weights_[size_t(id)] = 0.0;
-    }
+void Sampler::find_block_tops(const Scores& scores) {
+  if (scores.logits == nullptr) {
+    kernels_->block_tops_doubles(scores_.data(), vocab_size_, block_tops_.data());
+  } else {
+    kernels_->block_tops_floats(scores.logits, vocab_size_, scores.subtracted, block_tops_.data());
   }
+}
+
+// Fills `kept_` with the ids whose score is at least `least`, ascending.
+void Sampler::gather(const Scores& scores, double least) {
+  kept_.resize(size_t(vocab_size_));
+  const int count = scores.logits == nullptr
+                        ? kernels_->gather_doubles(scores_.data(), vocab_size_, least, kept_.data())
+                        : kernels_->gather_floats(scores.logits, vocab_size_, scores.subtracted, least, kept_.data());
+  kept_.resize(size_t(count));
+}
+
+// Fills `kept_` with at least `count` ids, the first in canonical order among them: as many blocks have a score of at
+// least the count-th highest block top, so no lower score is among the first.
+void Sampler::gather_top(const Scores& scores, int count) {
+  if (size_t(count) >= block_tops_.size()) return gather(scores, -kInfinity);
+  find_block_tops(scores);
+  const auto nth = block_tops_.begin() + (count - 1);
+  std::nth_element(block_tops_.begin(), nth, block_tops_.end(), std::greater<>());
+  gather(scores, *nth);
+}
+
+// Leaves the first `count` of `kept_` in canonical order: score descending, ties by id.
+void Sampler::order(const Scores& scores, int count) {
+  const auto is_before = [&](int32_t a, int32_t b) {
+    const double x = score_at(scores, a), y = score_at(scores, b);
+    return x > y || (x == y && a < b);
+  };
+  if (int(kept_.size()) > count) {
+    std::nth_element(kept_.begin(), kept_.begin() + count, kept_.end(), is_before);
+    kept_.resize(size_t(count));
+  }
+  std::sort(kept_.begin(), kept_.end(), is_before);
+}
+
+double Sampler::weigh_row(const Scores& scores, const Temper& temper) {
+  if (scores.logits == nullptr) {
+    return kernels_->weigh_doubles(scores_.data(), vocab_size_, temper, weights_.data(), runs_.data());
+  }
+  return kernels_->weigh_floats(scores.logits, vocab_size_, temper, weights_.data(), runs_.data());
+}
+
+// Sets the weights of `kept_`, each as in the whole row.
+void Sampler::weigh_kept(const Scores& scores, const Temper& temper) {
+  const size_t count = kept_.size();
+  for (size_t i = 0; i < count; ++i) gathered_[i] = score_at(scores, kept_[i]);
+  kernels_->weigh_doubles(gathered_.data(), int(count), temper, gathered_.data(), runs_.data());
+  for (size_t i = 0; i < count; ++i) weights_[size_t(kept_[i])] = gathered_[i];
+}
+
+void Sampler::drop_weightless() {
+  std::erase_if(kept_, [&](int32_t id) { return weights_[size_t(id)] == 0.0; });
+}
+
+// The sum by id over a row in which all other weights are 0.
+double Sampler::lane_sum_of_kept() const {
+  constexpr int kLanes = 16;
+  double lanes[kLanes] = {};
+  for (const int32_t id : kept_) lanes[id % kLanes] += weights_[size_t(id)];
+  double total = 0.0;
+  for (const double lane : lanes) total += lane;
+  return total;
 }
 
 void Sampler::score(const float* logits, int32_t token_id, int num_top, TokenLogprobs& answer) {
@@ -201,21 +278,17 @@ void Sampler::score(const float* logits, int32_t token_id, int num_top, TokenLog
   }
   const double highest = top_logit;
   const double log_sum = std::log(kernels_->sum_of_exp(logits, vocab_size_, highest));
+  // Compared as differences, as the definition has it: two logits far below the highest may have the same.
   const double own = double(logits[token_id]) - highest;
-  kernels_->widen(logits, vocab_size_, scores_.data());
-  int32_t rank = 1;
-  for (int id = 0; id < vocab_size_; ++id) {
-    // Compared as differences, as the definition has it: two logits far below the highest may have the same.
-    scores_[size_t(id)] -= highest;
-    rank += scores_[size_t(id)] > own || (scores_[size_t(id)] == own && id < token_id);
-  }
   answer.token_id = token_id;
   answer.logprob = own - log_sum;
-  answer.rank = rank;
+  answer.rank = 1 + kernels_->count_before(logits, vocab_size_, highest, own, token_id);
   if (num_top == 0) return;
-  order_top(scores_.data(), nullptr, std::min(num_top, vocab_size_));
-  answer.top.reserve(ids_.size());
-  for (const int32_t id : ids_) answer.top.emplace_back(id, scores_[size_t(id)] - log_sum);
+  const Scores below{logits, highest};
+  gather_top(below, std::min(num_top, vocab_size_));
+  order(below, std::min(num_top, vocab_size_));
+  answer.top.reserve(kept_.size());
+  for (const int32_t id : kept_) answer.top.emplace_back(id, score_at(below, id) - log_sum);
 }
 
 }  // namespace octavo

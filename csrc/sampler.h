@@ -32,6 +32,7 @@ struct SampleRequest {
   bool has_penalties() const {
     return repetition_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0;
   }
+  bool is_adjusted() const { return !bias.empty() || !banned.empty() || has_penalties(); }
 };
 
 constexpr int32_t kNoToken = -1;  // the logits are no distribution: a NaN, +inf, or nothing above -inf
@@ -50,6 +51,9 @@ struct SampleAnswer {
 };
 
 // One thread's sampler; owns the scratch it needs.
+//
+// The definition sorts and sums whole rows; this does as little of that as gives the same bits. What survives a filter
+// is a short list of ids with their weights (`ids_`, `kept_`), or, where nothing filters, a weight per id.
 class Sampler {
  public:
   Sampler(const SampleKernels& kernels, int vocab_size);
@@ -59,20 +63,43 @@ class Sampler {
   size_t resident_bytes() const;
 
  private:
+  // The adjusted logits of a row: `scores_`, or the logits themselves, less `subtracted`, where nothing was adjusted.
+  struct Scores {
+    const float* logits;  // null: `scores_`
+    double subtracted;
+  };
+
   int32_t choose(const float* logits, float highest_logit, const SampleRequest& request);
   void adjust(const float* logits, const SampleRequest& request);
   void penalise(const SampleRequest& request);
-  int32_t draw(const SampleRequest& request, double highest);
-  void order_top(const double* scores, const double* weights, int count);
-  void keep(int count);
+  int32_t draw(const Scores& scores, const SampleRequest& request, const Temper& temper);
+  void keep_top_k(const Scores& scores, int top_k, const Temper& temper);
+  void keep_top_p(const Scores& scores, double target);
+  bool keep_top_p_of_row(const Scores& scores, double top_p, const Temper& temper);
+  int32_t draw_from_row(double total, double u) const;
+  int32_t draw_from_kept(double u) const;
+
+  double score_at(const Scores& scores, int32_t id) const {
+    return scores.logits == nullptr ? scores_[size_t(id)] : double(scores.logits[id]) - scores.subtracted;
+  }
+  void find_block_tops(const Scores& scores);
+  void gather(const Scores& scores, double least);
+  void gather_top(const Scores& scores, int count);
+  void order(const Scores& scores, int count);
+  double weigh_row(const Scores& scores, const Temper& temper);
+  void weigh_kept(const Scores& scores, const Temper& temper);
+  void drop_weightless();
+  double lane_sum_of_kept() const;
 
   const SampleKernels* kernels_;
   int vocab_size_;
   std::vector<double> scores_;      // adjusted logits
-  std::vector<double> weights_;     // 0: dropped
+  std::vector<double> weights_;     // by id; once ids are kept, of those alone
+  std::vector<double> runs_;        // sum of the weights before each run of ids
   std::vector<double> block_tops_;  // highest score of each block of ids
-  std::vector<int32_t> ids_;        // in canonical order: score descending, ties by id
-  std::vector<int32_t> num_seen_;   // zero between calls
+  std::vector<double> gathered_;    // scores of `kept_`, side by side
+  std::vector<int32_t> kept_;
+  std::vector<int32_t> num_seen_;  // zero between calls
 };
 
 }  // namespace octavo
