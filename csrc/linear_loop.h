@@ -4,7 +4,7 @@
 //     for each panel of 16 outputs
 //       for each piece of the inputs          (unpacked weights stay in the first-level cache)
 //         for each tile of rows               accumulators += piece of x * piece of weights
-//       out = accumulators + bias
+//           out = accumulators + bias     after the last piece
 //
 // A sum over the inputs always runs in ascending order into one accumulator, whatever the block, piece or tile.
 //
@@ -95,6 +95,15 @@ OCTAVO_INLINE void store_panel(const PanelJob& job, int64_t panel, int row_begin
   }
 }
 
+// Fetches the lines that `store_panel` will write after the tile. Rows are far apart, each a page of its own; and often
+// all fall into one set of the first-level cache, which holds the lines of a tile but not those of a block.
+OCTAVO_INLINE void expect_output(const PanelJob& job, int64_t panel, int row_begin, int num_rows) {
+  const float* out = job.out + row_begin * job.out_stride + panel * 16;
+  for (int r = 0; r < num_rows; ++r, out += job.out_stride) __builtin_prefetch(out, 1);
+}
+
+OCTAVO_INLINE int min_of(int a, int b) { return a < b ? a : b; }
+
 template <class Kernel>
 void run_panels_of(const PanelJob& job) {
   Kernel kernel(job);
@@ -102,20 +111,23 @@ void run_panels_of(const PanelJob& job) {
   constexpr int kRowsOfBlock = kBlockRows / kRowsOfTile * kRowsOfTile;
   float* const sums = reinterpret_cast<float*>(job.scratch + kPanelScratchBytes);
   for (int row_begin = 0; row_begin < job.num_rows; row_begin += kRowsOfBlock) {
-    const int num_rows = job.num_rows - row_begin < kRowsOfBlock ? job.num_rows - row_begin : kRowsOfBlock;
+    const int num_rows = min_of(job.num_rows - row_begin, kRowsOfBlock);
     const bool unpack = num_rows > Kernel::kPackedRows;
     const int64_t piece = unpack ? Kernel::kPieceInputs : kPackedInputs;
     for (int64_t panel = job.panel_begin; panel < job.panel_end; ++panel) {
       for (int i = 0; i < num_rows * 16; i += 8) store(sums + i, splat(0.0f));
       const uint8_t* packed = job.panels + panel * job.panel_bytes;
       for (int64_t begin = 0; begin < job.num_inputs; begin += piece) {
-        kernel.load(packed, begin, job.num_inputs - begin < piece ? job.num_inputs : begin + piece, unpack);
+        const bool is_last = job.num_inputs - begin <= piece;
+        kernel.load(packed, begin, is_last ? job.num_inputs : begin + piece, unpack);
         for (int row = 0; row < num_rows; row += kRowsOfTile) {
+          const int tile_rows = min_of(num_rows - row, kRowsOfTile);
           kernel.look_ahead(row / kRowsOfTile, (num_rows + kRowsOfTile - 1) / kRowsOfTile);
-          run_tile<Kernel, kRowsOfTile>(kernel, num_rows - row, unpack, row_begin + row, sums + row * 16);
+          if (is_last) expect_output(job, panel, row_begin + row, tile_rows);
+          run_tile<Kernel, kRowsOfTile>(kernel, tile_rows, unpack, row_begin + row, sums + row * 16);
+          if (is_last) store_panel(job, panel, row_begin + row, tile_rows, sums + row * 16);
         }
       }
-      store_panel(job, panel, row_begin, num_rows, sums);
     }
   }
 }
