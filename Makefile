@@ -50,8 +50,10 @@ format: $(VENV)/stamp-install $(VENV)/stamp-lint ## Rewrite the sources in the h
 	$(BIN)/ruff check --fix .
 	@find csrc -name '*.cpp' -o -name '*.h' | xargs -r $(BIN)/clang-format -i
 
-docs: install ## Write docs/cli.md from the commands themselves
+docs: install ## Write the generated parts of docs/: commands, errors, pictures
 	$(BIN)/python scripts/write_cli_docs.py
+	$(BIN)/python scripts/write_error_docs.py
+	$(BIN)/python scripts/draw_kv_pictures.py
 
 wheel: $(VENV)/stamp-build-tools ## Build dist/octavo-*.whl, which installs without a compiler
 	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
