@@ -81,7 +81,7 @@ $(VENV)/stamp-build-tools: $(VENV)/stamp-venv pyproject.toml
 
 $(VENV)/stamp-install: $(VENV)/stamp-build-tools $(NATIVE_SOURCES)
 	@echo "Building and installing Octavo"
-	@$(PIP) $(EDITABLE) .
+	@$(PIP) $(EDITABLE) '.[serve]'
 	@touch $@
 
 $(VENV)/stamp-test: $(VENV)/stamp-build-tools

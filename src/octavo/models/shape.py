@@ -1,0 +1,106 @@
+"""ModelShape: what counting bytes needs to know of a model, whether or not this engine runs it.
+
+A `ModelSpec` describes a model that is executed; a shape describes any published model: what each layer keeps per
+token or per request, and every weight tensor by its size. Frozen data without tensors or I/O; widths are numbers of
+elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+KVKind = Literal["full", "sliding", "chunked", "latent"]
+TensorRole = Literal["embedding", "head", "attention", "mlp", "expert", "router", "state", "norm", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKV:
+    """What one token leaves in the KV cache of one layer.
+
+    Args:
+        kind: `latent` layers keep one compressed vector for all heads, which serves as key and as value.
+        num_kv_heads: Heads that are stored; 1 for latent layers.
+        key_dim, value_dim: Elements per head; a latent layer's vector is counted as the key, its value takes none.
+        window: Tokens a query sees, its own included (sliding), or tokens of a chunk (chunked); `None` means all.
+        index_bytes: Bytes per token that a sparse-attention indexer keeps besides, whatever the KV dtype.
+    """
+
+    kind: KVKind
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+    index_bytes: int = 0
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of one token: keys and values of all heads."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerState:
+    """What one request keeps in a recurrent layer, whatever its length; element counts of the two states."""
+
+    conv_elements: int
+    recurrent_elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer: it keeps keys and values, or a state, or nothing (an MLP of its own)."""
+
+    kv: LayerKV | None = None
+    state: LayerState | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightTensor:
+    """`count` tensors of one size, e.g. the same projection of all layers, or of all experts of all layers.
+
+    Args:
+        name: The tensor's name with `*` for layer and expert numbers.
+        rows, columns: A vector has one row.
+        num_active: How many of `count` one token uses; fewer for experts of a mixture.
+    """
+
+    name: str
+    role: TensorRole
+    rows: int
+    columns: int
+    count: int = 1
+    num_active: int | None = None
+
+    @property
+    def num_elements(self) -> int:
+        return self.rows * self.columns * self.count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A model as the planner sees it.
+
+    Args:
+        dtype: How unquantised weights are stored, as the config names it (`bfloat16`).
+        quantization: The config's own scheme (`awq`, `gptq`, `fp8`, `compressed-tensors`, `mxfp4` ...); empty if none.
+        num_heads: Query heads of an attention layer.
+        max_position: The most tokens the model was made for.
+        layers: In order.
+        tensors: Every weight, a tied head counted once.
+    """
+
+    name: str
+    architecture: str
+    dtype: str
+    quantization: str = ""
+    hidden_size: int
+    num_heads: int
+    vocab_size: int
+    max_position: int
+    layers: tuple[Layer, ...]
+    tensors: tuple[WeightTensor, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(tensor.num_elements for tensor in self.tensors)
