@@ -240,20 +240,17 @@ void attend_item(const AttentionCall& call, AttentionSchedule& schedule, const A
   }
 }
 
-template <class Element>
-void attend_all(const AttentionCall& call, AttentionSchedule& schedule, float* scratch_floats) {
+// Computes one item of the schedule.
+inline void attend(const AttentionCall& call, AttentionSchedule& schedule, const AttentionItem& item,
+                   float* scratch_floats) {
   const Scratch scratch = carve_scratch(scratch_floats, call.shape.head_dim);
-  while (const AttentionItem* item = schedule.take()) attend_item<Element>(call, schedule, *item, scratch);
-}
-
-inline void attend(const AttentionCall& call, AttentionSchedule& schedule, float* scratch) {
   switch (call.layout.type) {
     case KvType::f32:
-      return attend_all<ElementF32>(call, schedule, scratch);
+      return attend_item<ElementF32>(call, schedule, item, scratch);
     case KvType::f16:
-      return attend_all<ElementF16>(call, schedule, scratch);
+      return attend_item<ElementF16>(call, schedule, item, scratch);
     case KvType::bf16:
-      return attend_all<ElementBf16>(call, schedule, scratch);
+      return attend_item<ElementBf16>(call, schedule, item, scratch);
   }
 }
 

@@ -267,11 +267,6 @@ void AttentionSchedule::add_shared_items(const AttentionBatch& batch) {
   }
 }
 
-const AttentionItem* AttentionSchedule::take() {
-  const int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
-  return index < int64_t(items_.size()) ? &items_[size_t(index)] : nullptr;
-}
-
 bool AttentionSchedule::finish(int32_t merge) {
   // Acquire and release: the last one sees the partial sums of all others.
   if (num_left_[size_t(merge)].fetch_sub(1, std::memory_order_acq_rel) != 1) return false;

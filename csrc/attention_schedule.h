@@ -57,17 +57,15 @@ class AttentionSchedule {
   AttentionSchedule(AttentionShape shape, int max_tokens, int max_requests, int num_threads);
 
   void build(const AttentionBatch& batch, int block_size);
-  // Called by one thread between two barriers, before each use of the schedule.
-  void rewind() { next_.store(0, std::memory_order_relaxed); }
-  // The next item, or null when none is left.
-  const AttentionItem* take();
+  // Items may be computed in any order, each once per use; the first ones are the dearest.
+  int64_t num_items() const { return static_cast<int64_t>(items_.size()); }
+  const AttentionItem& item(int64_t index) const { return items_[static_cast<size_t>(index)]; }
   // Whether the caller finished the last item of a merge, so that all partial sums are there.
   bool finish(int32_t merge);
 
   const AttentionRow* rows() const { return rows_.data(); }
   const AttentionMerge& merge(int32_t index) const { return merges_[static_cast<size_t>(index)]; }
   float* partials() { return partials_.get(); }
-  size_t num_items() const { return items_.size(); }
   size_t num_shared_items() const { return shares_.size() * static_cast<size_t>(shape_.num_kv_heads); }
   size_t resident_bytes() const;
 
@@ -116,7 +114,6 @@ class AttentionSchedule {
   std::vector<int32_t> request_merges_;  // by request, of those with shared splits
   std::unique_ptr<std::atomic<int32_t>[]> num_left_;
   std::unique_ptr<float[]> partials_;
-  std::atomic<int64_t> next_{0};
 };
 
 }  // namespace octavo

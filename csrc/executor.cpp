@@ -9,10 +9,8 @@
 namespace octavo {
 namespace {
 
-// Ops that compute each row from that row alone. Between two of them no barrier is needed: a thread has the same rows.
-bool is_row_wise(OpKind kind) {
-  return kind != OpKind::linear && kind != OpKind::attend && kind != OpKind::select_rows;
-}
+// Ops that compute each row from that row alone; a selected row, from the token row that it is a copy of.
+bool is_row_wise(OpKind kind) { return kind != OpKind::linear && kind != OpKind::attend; }
 
 size_t find_first_selected_op(const Program& program) {
   size_t i = 0;
@@ -79,6 +77,7 @@ Executor::Executor(Program program, ModelSizes sizes, ExecutorConfig config)
       .num_blocks = config_.num_blocks,
       .windows = std::vector<int>(size_t(sizes_.num_groups), 0),
   };
+  find_phases();
   schedules_.resize(size_t(sizes_.num_groups));
   arena_ = aligned_bytes(size_t(program_.arena_bytes));
   thread_scratch_bytes_ = attention_scratch_floats(sizes_.head_dim) * sizeof(float);
@@ -104,6 +103,7 @@ Executor::Executor(Program program, ModelSizes sizes, ExecutorConfig config)
     thread_scratch_.push_back(aligned_bytes(thread_scratch_bytes_));
     samplers_.emplace_back(kernels_.sample, num_logits);
   }
+  questions_.reserve(size_t(max_tokens) + size_t(config_.max_num_requests));
   row_places_.resize(size_t(max_tokens));
   row_blocks_.assign(size_t(sizes_.num_groups), std::vector<int32_t>(size_t(max_tokens)));
   cosines_.resize(size_t(max_tokens) * size_t(sizes_.rotary_dim / 2));
@@ -126,6 +126,21 @@ size_t Executor::num_shared_items() const {
   return count;
 }
 
+void Executor::find_phases() {
+  const std::vector<Op>& ops = program_.ops;
+  const bool joins = !config_.is_timed;  // time is kept by op
+  for (size_t begin = 0; begin < ops.size();) {
+    size_t end = begin + 1;
+    while (joins && end < ops.size() && end != first_selected_op_ && is_row_wise(ops[begin].kind) &&
+           is_row_wise(ops[end].kind)) {
+      ++end;
+    }
+    phases_.push_back({ops[begin].kind, begin, end});
+    begin = end;
+    if (end <= first_selected_op_) num_token_phases_ = phases_.size();
+  }
+}
+
 void Executor::step(const StepInput& step, StepOutput& output) {
   last_clock_ = std::chrono::steady_clock::now();
   check_step(step, limits_);
@@ -133,7 +148,24 @@ void Executor::step(const StepInput& step, StepOutput& output) {
   output.samples.resize(step.samples.size());
   output.scores.resize(step.scores.size());
   for (size_t i = 0; i < step.scores.size(); ++i) output.scores[i].resize(step.scores[i].targets.size());
-  team_.run([&](int thread) { run(step, output, thread); });
+  team_.run_chunks([&](int thread) { run(step, output, thread); });
+}
+
+void Executor::prepare(const StepInput& step) {
+  for (size_t group = 0; group < schedules_.size(); ++group) {
+    if (schedules_[group] != nullptr) schedules_[group]->build(batch_of(step, int(group)), config_.block_size);
+  }
+  questions_.clear();
+  for (size_t i = 0; i < step.samples.size(); ++i) {
+    questions_.push_back({step.samples[i].logits_row, int32_t(i), -1});
+  }
+  for (size_t i = 0; i < step.scores.size(); ++i) {
+    for (size_t j = 0; j < step.scores[i].targets.size(); ++j) {
+      questions_.push_back({step.scores[i].first_logits_row + int32_t(j), int32_t(i), int32_t(j)});
+    }
+  }
+  std::sort(questions_.begin(), questions_.end(),
+            [](const Question& a, const Question& b) { return a.logits_row < b.logits_row; });
 }
 
 void Executor::clock(int thread, double& counter) {
@@ -143,123 +175,107 @@ void Executor::clock(int thread, double& counter) {
   last_clock_ = now;
 }
 
-void Executor::prepare(const StepInput& step) {
-  for (size_t group = 0; group < schedules_.size(); ++group) {
-    if (schedules_[group] != nullptr) schedules_[group]->build(batch_of(step, int(group)), config_.block_size);
-  }
-}
-
 void Executor::run(const StepInput& step, StepOutput& output, int thread) {
-  if (config_.poison) {
-    const Share part = share_of(program_.arena_bytes, team_.size(), thread);
-    std::memset(arena_.get() + part.begin, 0xff, size_t(part.end - part.begin));
-    const Share blocks = share_of(int64_t(step.new_blocks.size()), team_.size(), thread);
-    for (int64_t i = blocks.begin; i < blocks.end; ++i) pool_.poison(step.new_blocks[size_t(i)]);
-    team_.barrier();
-  }
+  if (config_.poison) poison(step, thread);
   copy_blocks(step, thread);
-  prepare_rows(step, thread);
   clock(thread, seconds_.prepare);
-  run_ops(step, 0, first_selected_op_, {step.num_tokens(), 0}, thread);
+  for (size_t i = 0; i < num_token_phases_; ++i) run_phase(step, phases_[i], {step.num_tokens(), 0}, thread);
   for (int first = 0; first < step.num_selected(); first += config_.max_num_selected) {
     const Rows tile{std::min(config_.max_num_selected, step.num_selected() - first), first};
-    team_.barrier();
-    run_ops(step, first_selected_op_, program_.ops.size(), tile, thread);
-    team_.barrier();
+    for (size_t i = num_token_phases_; i < phases_.size(); ++i) run_phase(step, phases_[i], tile, thread);
     answer(step, tile, output, thread);
     clock(thread, seconds_.sample);
   }
 }
 
-// A copy is cut by layers, so that the team shares the copying of one block, too. No barrier follows: the first op
-// that touches the cache comes after a product.
+void Executor::poison(const StepInput& step, int thread) {
+  const int64_t num_parts = team_.size();
+  team_.for_chunks(thread, num_parts, [&](int64_t part) {
+    const Share bytes = share_of(program_.arena_bytes, num_parts, part);
+    std::memset(arena_.get() + bytes.begin, 0xff, size_t(bytes.end - bytes.begin));
+    const Share blocks = share_of(int64_t(step.new_blocks.size()), num_parts, part);
+    for (int64_t i = blocks.begin; i < blocks.end; ++i) pool_.poison(step.new_blocks[size_t(i)]);
+  });
+}
+
+// A copy is cut by layers, so that the team shares the copying of one block, too.
 void Executor::copy_blocks(const StepInput& step, int thread) {
   const KvLayout& layout = pool_.layout();
-  const Share part = share_of(int64_t(step.copies.size()) * layout.num_layers, team_.size(), thread);
-  for (int64_t i = part.begin; i < part.end; ++i) {
-    const BlockCopy& copy = step.copies[size_t(i / layout.num_layers)];
-    const size_t offset = size_t(i % layout.num_layers) * layout.layer_bytes();
+  team_.for_chunks(thread, int64_t(step.copies.size()) * layout.num_layers, [&](int64_t chunk) {
+    const BlockCopy& copy = step.copies[size_t(chunk / layout.num_layers)];
+    const size_t offset = size_t(chunk % layout.num_layers) * layout.layer_bytes();
     std::memcpy(pool_.block(copy.destination) + offset, pool_.block(copy.source) + offset, layout.layer_bytes());
-  }
+  });
 }
 
-void Executor::prepare_rows(const StepInput& step, int thread) {
-  const Share part = share_of(step.num_tokens(), team_.size(), thread);
+void Executor::prepare_row(const StepInput& step, int row) {
+  const auto after = std::upper_bound(step.query_offsets.begin(), step.query_offsets.end(), row);
+  const size_t request = size_t(after - step.query_offsets.begin()) - 1;
+  const int position = step.start_positions[request] + row - step.query_offsets[request];
+  row_places_[size_t(row)] = position % config_.block_size;
+  for (size_t group = 0; group < row_blocks_.size(); ++group) {
+    const TableView& table = step.tables[group];
+    row_blocks_[group][size_t(row)] = table.block_ids[size_t(table.offsets[request] + position / config_.block_size)];
+  }
   const int half = sizes_.rotary_dim / 2;
-  int request = 0;
-  for (int64_t row = part.begin; row < part.end; ++row) {
-    while (step.query_offsets[size_t(request) + 1] <= row) ++request;
-    const int position = step.start_positions[size_t(request)] + int(row) - step.query_offsets[size_t(request)];
-    row_places_[size_t(row)] = position % config_.block_size;
-    for (size_t group = 0; group < row_blocks_.size(); ++group) {
-      const TableView& table = step.tables[group];
-      row_blocks_[group][size_t(row)] =
-          table.block_ids[size_t(table.offsets[size_t(request)] + position / config_.block_size)];
-    }
-    for (int i = 0; i < half; ++i) {
-      // In double precision and rounded once, so that every runner has the same bits.
-      const double angle = double(position) * sizes_.inverse_frequencies[size_t(i)];
-      cosines_[size_t(row * half + i)] = float(std::cos(angle) * sizes_.attention_scaling);
-      sines_[size_t(row * half + i)] = float(std::sin(angle) * sizes_.attention_scaling);
-    }
+  for (int i = 0; i < half; ++i) {
+    // In double precision and rounded once, so that every runner has the same bits.
+    const double angle = double(position) * sizes_.inverse_frequencies[size_t(i)];
+    cosines_[size_t(row) * size_t(half) + size_t(i)] = float(std::cos(angle) * sizes_.attention_scaling);
+    sines_[size_t(row) * size_t(half) + size_t(i)] = float(std::sin(angle) * sizes_.attention_scaling);
   }
 }
 
-void Executor::run_ops(const StepInput& step, size_t begin, size_t end, Rows rows, int thread) {
-  for (size_t i = begin; i < end; ++i) {
-    const Op& op = program_.ops[i];
-    if (op.kind == OpKind::attend && thread == 0) schedule_of(op).rewind();
-    if (i > begin && !(is_row_wise(op.kind) && is_row_wise(program_.ops[i - 1].kind))) team_.barrier();
-    run_op(step, op, rows, thread);
-    clock(thread, seconds_.ops[int(op.kind)]);
+void Executor::run_phase(const StepInput& step, const Phase& phase, Rows rows, int thread) {
+  const Op& first = program_.ops[phase.begin];
+  if (phase.kind == OpKind::attend) {
+    attend(step, first, thread);
+  } else if (phase.kind == OpKind::linear) {
+    linear_run(*program_.linears[size_t(first.weight)], data(first.x), stride(first.x), rows.count, data(first.out),
+               stride(first.out), shared_scratch_.get(), thread_scratch_[size_t(thread)].get(), team_, thread);
+  } else {
+    const int64_t num_chunks = num_chunks_of(rows.count, team_.size());
+    team_.for_chunks(thread, num_chunks, [&](int64_t chunk) {
+      const Share part = share_of(rows.count, num_chunks, chunk);
+      for (int row = int(part.begin); row < int(part.end); ++row) {
+        if (phase.begin == 0) prepare_row(step, row);
+        for (size_t i = phase.begin; i < phase.end; ++i) run_row(step, program_.ops[i], rows, row);
+      }
+    });
   }
+  clock(thread, seconds_.ops[int(phase.kind)]);
 }
 
-void Executor::run_op(const StepInput& step, const Op& op, Rows rows, int thread) {
-  if (op.kind == OpKind::attend) return attend(step, op, thread);
-  float* x = op.x < 0 ? nullptr : data(op.x);
-  float* out = op.out < 0 ? nullptr : data(op.out);
-  const int64_t x_stride = op.x < 0 ? 0 : stride(op.x);
-  const int64_t out_stride = op.out < 0 ? 0 : stride(op.out);
-  if (op.kind == OpKind::embed) {
-    return embed_rows(*program_.linears[size_t(op.weight)], step.token_ids.data(), rows.count, op.value, out,
-                      out_stride, team_, thread);
-  }
-  if (op.kind == OpKind::linear) {
-    return linear_run(*program_.linears[size_t(op.weight)], x, x_stride, rows.count, out, out_stride,
-                      shared_scratch_.get(), thread_scratch_[size_t(thread)].get(), team_, thread);
-  }
-  const float* vector = op.weight < 0 ? nullptr : program_.vectors[size_t(op.weight)].data();
-  const Share part = share_of(rows.count, team_.size(), thread);
-  for (int row = int(part.begin); row < int(part.end); ++row) {
-    float* x_row = x + row * x_stride;
-    float* out_row = out + row * out_stride;
-    switch (op.kind) {
-      case OpKind::rms_norm:
-        kernels_.rms_norm(x_row, vector, out_row, program_.buffers[size_t(op.x)].width, op.value);
-        break;
-      case OpKind::head_rms_norm:
-        for (int head = 0; head < op.num_heads; ++head) {
-          float* at = x_row + op.offset + head * sizes_.head_dim;
-          kernels_.rms_norm(at, vector, at, sizes_.head_dim, op.value);
-        }
-        break;
-      case OpKind::rope_store:
-        rope_store(op, row);
-        break;
-      case OpKind::add:
-        kernels_.add(x_row, out_row, program_.buffers[size_t(op.x)].width);
-        break;
-      case OpKind::silu_gated:
-        kernels_.silu_gated(x_row, out_row, program_.buffers[size_t(op.out)].width);
-        break;
-      case OpKind::select_rows:
-        std::copy_n(x + step.selected_rows[size_t(rows.first + row)] * x_stride, program_.buffers[size_t(op.out)].width,
-                    out_row);
-        break;
-      default:
-        break;
-    }
+void Executor::run_row(const StepInput& step, const Op& op, Rows rows, int row) {
+  float* x = op.x < 0 ? nullptr : data(op.x) + row * stride(op.x);
+  float* out = op.out < 0 ? nullptr : data(op.out) + row * stride(op.out);
+  const float* vector =
+      op.kind == OpKind::embed || op.weight < 0 ? nullptr : program_.vectors[size_t(op.weight)].data();
+  switch (op.kind) {
+    case OpKind::embed:
+      return embed_rows(*program_.linears[size_t(op.weight)], &step.token_ids[size_t(row)], 1, op.value, out,
+                        stride(op.out));
+    case OpKind::rms_norm:
+      return kernels_.rms_norm(x, vector, out, program_.buffers[size_t(op.x)].width, op.value);
+    case OpKind::head_rms_norm:
+      for (int head = 0; head < op.num_heads; ++head) {
+        float* at = x + op.offset + head * sizes_.head_dim;
+        kernels_.rms_norm(at, vector, at, sizes_.head_dim, op.value);
+      }
+      return;
+    case OpKind::rope_store:
+      return rope_store(op, row);
+    case OpKind::add:
+      return kernels_.add(x, out, program_.buffers[size_t(op.x)].width);
+    case OpKind::silu_gated:
+      return kernels_.silu_gated(x, out, program_.buffers[size_t(op.out)].width);
+    case OpKind::select_rows:
+      std::copy_n(data(op.x) + step.selected_rows[size_t(rows.first + row)] * stride(op.x),
+                  program_.buffers[size_t(op.out)].width, out);
+      return;
+    case OpKind::linear:
+    case OpKind::attend:
+      return;  // phases of their own
   }
 }
 
@@ -309,30 +325,31 @@ void Executor::attend(const StepInput& step, const Op& op, int thread) {
       .layout = pool_.layout(),
       .layer = sizes_.layer_indices[size_t(op.layer)],
   };
-  attend_(call, schedule_of(op), reinterpret_cast<float*>(thread_scratch_[size_t(thread)].get()));
+  AttentionSchedule& schedule = schedule_of(op);
+  team_.for_chunks(thread, schedule.num_items(), [&](int64_t index) {
+    attend_(call, schedule, schedule.item(index), reinterpret_cast<float*>(thread_scratch_[size_t(thread)].get()));
+  });
 }
 
 void Executor::answer(const StepInput& step, Rows rows, StepOutput& output, int thread) {
   const float* logits = data(program_.logits);
   const int64_t logits_stride = stride(program_.logits);
-  Sampler& sampler = samplers_[size_t(thread)];
-  int turn = 0;  // answers of this tile go to the threads in turn
-  const auto is_mine = [&](int logits_row) {
-    if (logits_row < rows.first || logits_row >= rows.first + rows.count) return false;
-    return turn++ % team_.size() == thread;
-  };
-  for (size_t i = 0; i < step.samples.size(); ++i) {
-    const int row = step.samples[i].logits_row;
-    if (is_mine(row)) sampler.sample(logits + (row - rows.first) * logits_stride, step.samples[i], output.samples[i]);
-  }
-  for (size_t i = 0; i < step.scores.size(); ++i) {
-    const ScoreRequest& score = step.scores[i];
-    for (size_t j = 0; j < score.targets.size(); ++j) {
-      const int row = score.first_logits_row + int(j);
-      if (!is_mine(row)) continue;
-      sampler.score(logits + (row - rows.first) * logits_stride, score.targets[j], score.num_top, output.scores[i][j]);
+  const auto is_before = [](const Question& question, int row) { return question.logits_row < row; };
+  const auto begin = std::lower_bound(questions_.begin(), questions_.end(), rows.first, is_before);
+  const auto end = std::lower_bound(begin, questions_.end(), rows.first + rows.count, is_before);
+  team_.for_chunks(thread, end - begin, [&](int64_t chunk) {
+    const Question& question = begin[chunk];
+    const float* row = logits + (question.logits_row - rows.first) * logits_stride;
+    const size_t index = size_t(question.index);
+    Sampler& sampler = samplers_[size_t(thread)];
+    if (question.place < 0) {
+      sampler.sample(row, step.samples[index], output.samples[index]);
+    } else {
+      const size_t place = size_t(question.place);
+      const ScoreRequest& score = step.scores[index];
+      sampler.score(row, score.targets[place], score.num_top, output.scores[index][place]);
     }
-  }
+  });
 }
 
 }  // namespace octavo

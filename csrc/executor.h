@@ -1,4 +1,8 @@
-// Runs step after step of one model: one call, one team of threads, barriers between ops, no allocation.
+// Runs step after step of one model: one call, one team of threads, no allocation.
+//
+// Ops are joined to phases, each done before the next begins: a product, an attention, or a run of ops that compute
+// each row from that row alone (those go row by row through all ops of the phase). A phase is cut into chunks that
+// threads claim as they come; see team.h.
 #pragma once
 
 #include <chrono>
@@ -61,17 +65,31 @@ class Executor {
   const StepSeconds& seconds() const { return seconds_; }
 
  private:
+  // Consecutive ops done as one.
+  struct Phase {
+    OpKind kind;  // of its first op: linear, attend, or one of the row-wise kinds
+    size_t begin;
+    size_t end;
+  };
   struct Rows {
     int count;
     int first;  // of the selected rows: the tile starts here; 0 for token rows
   };
+  // A token to choose or to score.
+  struct Question {
+    int32_t logits_row;
+    int32_t index;  // of the sample, or of the score request
+    int32_t place;  // within the score request; -1 for a sample
+  };
 
+  void find_phases();
   void prepare(const StepInput& step);
   void run(const StepInput& step, StepOutput& output, int thread);
+  void poison(const StepInput& step, int thread);
   void copy_blocks(const StepInput& step, int thread);
-  void prepare_rows(const StepInput& step, int thread);
-  void run_ops(const StepInput& step, size_t begin, size_t end, Rows rows, int thread);
-  void run_op(const StepInput& step, const Op& op, Rows rows, int thread);
+  void prepare_row(const StepInput& step, int row);
+  void run_phase(const StepInput& step, const Phase& phase, Rows rows, int thread);
+  void run_row(const StepInput& step, const Op& op, Rows rows, int row);
   void rope_store(const Op& op, int row);
   void attend(const StepInput& step, const Op& op, int thread);
   void answer(const StepInput& step, Rows rows, StepOutput& output, int thread);
@@ -92,6 +110,8 @@ class Executor {
   const AttendFunction attend_;
   StepLimits limits_;
   size_t first_selected_op_;
+  std::vector<Phase> phases_;
+  size_t num_token_phases_ = 0;  // those before rows are selected
   Team team_;
   KvPool pool_;
 
@@ -103,7 +123,9 @@ class Executor {
   std::vector<std::unique_ptr<AttentionSchedule>> schedules_;  // by KV group; null where no layer attends
   std::vector<Sampler> samplers_;                              // one per thread
 
-  // Per row of the step: written and read by the thread that owns the row.
+  std::vector<Question> questions_;  // of the step, by logits row
+
+  // Per row of the step.
   std::vector<int32_t> row_places_;               // place in its block
   std::vector<std::vector<int32_t>> row_blocks_;  // by group: block of the row's slot
   std::vector<float> cosines_;                    // [row][rotary_dim / 2]

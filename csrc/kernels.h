@@ -40,8 +40,9 @@ struct SampleKernels {
   int (*gather_floats)(const float* logits, int count, double highest, double least, int32_t* ids);
 };
 
-// Works on items of the schedule until none is left. `scratch` has attention_scratch_floats(), 64-byte aligned.
-using AttendFunction = void (*)(const AttentionCall& call, AttentionSchedule& schedule, float* scratch);
+// Computes one item of a schedule. `scratch` has attention_scratch_floats(), 64-byte aligned.
+using AttendFunction = void (*)(const AttentionCall& call, AttentionSchedule& schedule, const AttentionItem& item,
+                                float* scratch);
 
 struct Kernels {
   // out = x / sqrt(mean(x^2) + eps) * weight over `width` floats; `out` may be `x`.

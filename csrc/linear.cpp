@@ -53,14 +53,14 @@ size_t panel_scratch_bytes(int max_rows) {
   return kPanelScratchBytes + static_cast<size_t>(rows_of_block(max_rows)) * kPanelOutputs * sizeof(float);
 }
 
-// Panels [begin, end) of each part that a thread multiplies: an equal share of the bytes, whole panels.
+// Panels [begin, end) of each part that make up one chunk of a product: an equal share of the bytes, whole panels.
 class PanelShare {
  public:
-  PanelShare(const PackedLinear& linear, int num_threads, int thread) {
+  PanelShare(const PackedLinear& linear, int64_t num_chunks, int64_t chunk) {
     int64_t total = 0;
     for (const PackedPart& part : linear.parts) total += part.num_panels * part.panel_bytes;
-    begin_ = total * thread / num_threads;
-    end_ = total * (thread + 1) / num_threads;
+    begin_ = total * chunk / num_chunks;
+    end_ = total * (chunk + 1) / num_chunks;
   }
 
   // Parts are asked in order.
@@ -72,7 +72,7 @@ class PanelShare {
   }
 
  private:
-  // The same rounding for the end of one thread's share and the begin of the next one's.
+  // The same rounding for the end of one chunk and the begin of the next.
   static int64_t panel_at(const PackedPart& part, int64_t byte) {
     if (byte <= 0) return 0;
     const int64_t panel = (byte + part.panel_bytes / 2) / part.panel_bytes;
@@ -84,38 +84,8 @@ class PanelShare {
   int64_t offset_ = 0;
 };
 
-}  // namespace
-
-size_t linear_shared_scratch_bytes(const PackedLinear& linear, int max_rows) {
-  QuantisedRows rows;
-  return max_rows <= kPrivateRows ? 0 : carve(linear, max_rows, nullptr, &rows);
-}
-
-size_t linear_thread_scratch_bytes(const PackedLinear& linear, int max_rows) {
-  QuantisedRows rows;
-  const int private_rows = max_rows < kPrivateRows ? max_rows : kPrivateRows;
-  return panel_scratch_bytes(max_rows) + carve(linear, private_rows, nullptr, &rows);
-}
-
-void linear_run(const PackedLinear& linear, const float* x, int64_t x_stride, int num_rows, float* out,
-                int64_t out_stride, void* shared_scratch, void* thread_scratch, Team& team, int thread) {
-  if (num_rows == 0) return;
-  const LinearKernels& kernels = *linear.kernels;
-  auto* scratch = static_cast<uint8_t*>(thread_scratch);
-  QuantisedRows quantised{};
-  if (wanted_by(linear).any()) {
-    if (num_rows <= kPrivateRows) {
-      carve(linear, num_rows, scratch + panel_scratch_bytes(num_rows), &quantised);
-      kernels.quantise_rows(x, x_stride, linear.num_inputs, 0, num_rows, quantised);
-    } else {
-      carve(linear, num_rows, static_cast<uint8_t*>(shared_scratch), &quantised);
-      const Share rows = share_of(num_rows, team.size(), thread, kTileRows);
-      kernels.quantise_rows(x, x_stride, linear.num_inputs, static_cast<int>(rows.begin), static_cast<int>(rows.end),
-                            quantised);
-      team.barrier();
-    }
-  }
-  PanelShare shares(linear, team.size(), thread);
+void run_panels(const PackedLinear& linear, PanelShare shares, const QuantisedRows& quantised, const float* x,
+                int64_t x_stride, int num_rows, float* out, int64_t out_stride, uint8_t* scratch) {
   for (const PackedPart& part : linear.parts) {
     const Share share = shares.next(part);
     if (share.begin == share.end) continue;
@@ -137,8 +107,54 @@ void linear_run(const PackedLinear& linear, const float* x, int64_t x_stride, in
     job.out = out + part.first_output;
     job.out_stride = out_stride;
     job.scratch = scratch;
-    kernels.run_panels(job);
+    linear.kernels->run_panels(job);
   }
+}
+
+}  // namespace
+
+size_t linear_shared_scratch_bytes(const PackedLinear& linear, int max_rows) {
+  QuantisedRows rows;
+  return max_rows <= kPrivateRows ? 0 : carve(linear, max_rows, nullptr, &rows);
+}
+
+size_t linear_thread_scratch_bytes(const PackedLinear& linear, int max_rows) {
+  QuantisedRows rows;
+  const int private_rows = max_rows < kPrivateRows ? max_rows : kPrivateRows;
+  return panel_scratch_bytes(max_rows) + carve(linear, private_rows, nullptr, &rows);
+}
+
+void linear_run(const PackedLinear& linear, const float* x, int64_t x_stride, int num_rows, float* out,
+                int64_t out_stride, void* shared_scratch, void* thread_scratch, Team& team, int thread) {
+  if (num_rows == 0) return;
+  const LinearKernels& kernels = *linear.kernels;
+  auto* scratch = static_cast<uint8_t*>(thread_scratch);
+  QuantisedRows quantised{};
+  const auto quantise = [&](const Share& rows) {
+    kernels.quantise_rows(x, x_stride, linear.num_inputs, static_cast<int>(rows.begin), static_cast<int>(rows.end),
+                          quantised);
+  };
+  const bool is_quantised = wanted_by(linear).any();
+  bool is_prepared = !is_quantised;
+  if (is_quantised && num_rows <= kPrivateRows) {
+    carve(linear, num_rows, scratch + panel_scratch_bytes(num_rows), &quantised);
+  } else if (is_quantised) {
+    carve(linear, num_rows, static_cast<uint8_t*>(shared_scratch), &quantised);
+    const int64_t num_tiles = (num_rows + kTileRows - 1) / kTileRows;
+    const int64_t num_chunks = num_chunks_of(num_tiles, team.size());
+    team.for_chunks(thread, num_chunks,
+                    [&](int64_t chunk) { quantise(share_of(num_rows, num_chunks, chunk, kTileRows)); });
+    is_prepared = true;
+  }
+  int64_t num_panels = 0;
+  for (const PackedPart& part : linear.parts) num_panels += part.num_panels;
+  const int64_t num_chunks = num_chunks_of(num_panels, team.size());
+  team.for_chunks(thread, num_chunks, [&](int64_t chunk) {
+    if (!is_prepared) quantise({0, num_rows});
+    is_prepared = true;
+    run_panels(linear, PanelShare(linear, num_chunks, chunk), quantised, x, x_stride, num_rows, out, out_stride,
+               scratch);
+  });
 }
 
 }  // namespace octavo

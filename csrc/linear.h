@@ -58,16 +58,16 @@ size_t linear_thread_scratch_bytes(const PackedLinear& linear, int max_rows);
 
 // out[r, :] = weights @ x[r, :] + bias for `num_rows` rows; strides in floats; `out` does not overlap `x`.
 //
-// Called by every thread of a running team with the same arguments but `thread` and `thread_scratch`. The caller has
-// passed a barrier since `x` was written and passes one before `out` is read or the shared scratch is used again;
-// barriers in between are the function's own affair. Rows may lie at any address aligned to 4 bytes (buffers of the
-// executor are 64-byte aligned with strides that are multiples of 16 floats). May be called with num_rows == 0.
+// Called by every thread of a running team that comes, with the same arguments but `thread` and `thread_scratch`; the
+// work is in chunks (Team::for_chunks), so `x` is complete before and `out` after. Rows may lie at any address aligned
+// to 4 bytes (buffers of the executor are 64-byte aligned with strides that are multiples of 16 floats). May be called
+// with num_rows == 0.
 void linear_run(const PackedLinear& linear, const float* x, int64_t x_stride, int num_rows, float* out,
                 int64_t out_stride, void* shared_scratch, void* thread_scratch, Team& team, int thread);
 
 // out[r, :] = weights[token_ids[r], :] * scale: the embedding look-up from the copy that a tied head multiplies with.
-// Each thread writes the rows of `share_of(num_rows, team.size(), thread)`; no barrier inside. Ids are in range.
+// Computed by the calling thread alone. Ids are in range.
 void embed_rows(const PackedLinear& weights, const int32_t* token_ids, int num_rows, float scale, float* out,
-                int64_t out_stride, Team& team, int thread);
+                int64_t out_stride);
 
 }  // namespace octavo

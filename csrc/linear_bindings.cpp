@@ -86,17 +86,14 @@ nb::ndarray<nb::numpy, float> run(const LinearHandle& self, const Matrix& x, int
   return result;
 }
 
-nb::ndarray<nb::numpy, float> embed(const LinearHandle& self, const IntArray& token_ids, float scale, int num_threads) {
+nb::ndarray<nb::numpy, float> embed(const LinearHandle& self, const IntArray& token_ids, float scale) {
   const PackedLinear& linear = *self.linear;
   for (size_t i = 0; i < token_ids.size(); ++i) {
     if (token_ids(i) < 0 || token_ids(i) >= linear_num_outputs(linear)) throw std::out_of_range("token_ids");
   }
   float* out = nullptr;
   auto result = new_matrix(int64_t(token_ids.size()), linear_num_inputs(linear), out);
-  Team team(num_threads);
-  team.run([&](int thread) {
-    embed_rows(linear, token_ids.data(), int(token_ids.size()), scale, out, linear_num_inputs(linear), team, thread);
-  });
+  embed_rows(linear, token_ids.data(), int(token_ids.size()), scale, out, linear_num_inputs(linear));
   return result;
 }
 
@@ -105,7 +102,7 @@ nb::ndarray<nb::numpy, float> embed(const LinearHandle& self, const IntArray& to
 void bind_linear(nb::module_& module) {
   nb::class_<LinearHandle>(module, "PackedLinear", "Weights of one product, packed for register tiles.")
       .def("run", &run, "x"_a, "threads"_a = 1, "repeats"_a = 1)
-      .def("embed", &embed, "token_ids"_a, "scale"_a = 1.0f, "threads"_a = 1)
+      .def("embed", &embed, "token_ids"_a, "scale"_a = 1.0f)
       .def_prop_ro("num_outputs", [](const LinearHandle& self) { return linear_num_outputs(*self.linear); })
       .def_prop_ro("num_inputs", [](const LinearHandle& self) { return linear_num_inputs(*self.linear); })
       .def_prop_ro("kernels", [](const LinearHandle& self) { return linear_kernels_name(*self.linear); })

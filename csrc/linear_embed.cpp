@@ -103,9 +103,8 @@ void read_row(const PackedPart& part, int64_t row, int64_t num_inputs, float* ou
 }  // namespace
 
 void embed_rows(const PackedLinear& weights, const int32_t* token_ids, int num_rows, float scale, float* out,
-                int64_t out_stride, Team& team, int thread) {
-  const Share rows = share_of(num_rows, team.size(), thread);
-  for (int64_t r = rows.begin; r < rows.end; ++r) {
+                int64_t out_stride) {
+  for (int r = 0; r < num_rows; ++r) {
     int64_t row = token_ids[r];
     const PackedPart* part = weights.parts.data();
     for (; row >= part->num_outputs; ++part) row -= part->num_outputs;

@@ -350,6 +350,29 @@ void check_team(int num_threads) {
     });
   }
   check(counts[0] == 1000, "every body ran every time");
+
+  // Each phase reads what the one before wrote, in memory that only phases order.
+  std::vector<uint64_t> cells(2 * 9);
+  uint64_t expected = 0;
+  for (int run = 0; run < 40; ++run) {
+    const auto body = [&](int thread) {
+      for (int phase = 0; phase < 60; ++phase) {
+        const int64_t num_chunks = 1 + (phase * 7 + run) % 9;
+        const uint64_t* before = &cells[size_t((phase + 1) % 2) * 9];
+        uint64_t* after = &cells[size_t(phase % 2) * 9];
+        team.for_chunks(thread, num_chunks, [&](int64_t chunk) {
+          uint64_t sum = uint64_t(chunk);
+          for (int i = 0; i < 9; ++i) sum = (sum * 31 + before[i]) % 1000003;
+          after[chunk] = sum;
+        });
+      }
+    };
+    run % 2 == 0 ? team.run(body) : team.run_chunks(body);
+  }
+  for (const uint64_t cell : cells) expected = expected * 7 + cell;
+  static uint64_t alone = 0;  // the first team has one thread
+  if (num_threads == 1) alone = expected;
+  check(expected == alone, "phases run in order, each chunk once, however many threads there are");
 }
 
 }  // namespace

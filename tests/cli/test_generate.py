@@ -155,7 +155,8 @@ def test_what_would_be_dropped_is_refused(model: str, octavo, args: tuple[str, .
 
 
 def test_ctrl_c_is_one_clean_line(model: str) -> None:
-    args = ("-p", "x", "--max-tokens", "2000", "--ignore-eos", "--runner", "reference", "--logit-bias", "100:100")
+    # More text than a pipe holds, so that the command cannot end before the signal comes.
+    args = (*("-p", "x") * 64, "--max-tokens", "2000", "--ignore-eos", "--runner", "reference", "--logit-bias", "100:100")
     process = subprocess.Popen(
         [sys.executable, "-m", "octavo", "generate", model, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

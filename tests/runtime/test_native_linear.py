@@ -192,7 +192,7 @@ def test_embeddings_are_exactly_the_files_values(kind, kernels, rng):
     token_ids = rng.integers(0, 50, 37).astype(np.int32)
 
     np.testing.assert_array_equal(packed.embed(token_ids), values[token_ids])
-    scaled = packed.embed(token_ids, scale=1.5, threads=2)
+    scaled = packed.embed(token_ids, scale=1.5)
     np.testing.assert_array_equal(scaled, values[token_ids] * np.float32(1.5))
 
 
