@@ -154,11 +154,15 @@ def test_what_would_be_dropped_is_refused(model: str, octavo, args: tuple[str, .
     assert done.code == 2 and args[0] in done.err
 
 
-def test_ctrl_c_is_one_clean_line(model: str) -> None:
-    # More text than a pipe holds, so that the command cannot end before the signal comes.
-    args = (*("-p", "x") * 64, "--max-tokens", "2000", "--ignore-eos", "--runner", "reference", "--logit-bias", "100:100")
+def test_ctrl_c_is_one_clean_line(tmp_path: Path) -> None:
+    model = str(write_hf_model(TinyModel(max_position=16_384), tmp_path))
+    args = ("-p", "x", "--max-tokens", "12000", "--ignore-eos", "--runner", "reference", "--logit-bias", "100:100")
+    # The pipe holds less than the answer, so that the command cannot end before the signal comes.
     process = subprocess.Popen(
-        [sys.executable, "-m", "octavo", "generate", model, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "octavo", "generate", model, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pipesize=4096,
     )
     assert process.stdout is not None
     assert process.stdout.read(1), "the answer has begun"
