@@ -26,11 +26,9 @@ from octavo.engine.engine import Engine
 from octavo.models.download import Progress, ignore_progress
 from octavo.models.fetch import fetch
 from octavo.models.load import OpenedModel, open_model
-from octavo.models.tensor_entry import TensorEntry
-from octavo.models.tensor_kinds import TensorKind
 from octavo.models.weights import WeightSource
 from octavo.planner.card import Card, make_card
-from octavo.planner.memory import weight_bytes
+from octavo.planner.facts import facts_of
 from octavo.planner.resolve import ModelFacts, Purpose, resolve
 from octavo.runtime.load_tokenizer import load_tokenizer
 from octavo.runtime.reference_runner import ReferenceRunner
@@ -103,30 +101,7 @@ def assemble(
 
 def model_facts(model: OpenedModel, config: EngineConfig) -> ModelFacts:
     """Return what the planner needs to know of a model, read from its headers."""
-    refusal = _native_refusal()
-    if config.runner == "reference" or refusal:
-        return ModelFacts(
-            spec=model.spec,
-            program=model.program,
-            weight_bytes=4 * model.spec.num_parameters,
-            weights_as="f32, in which the reference computes",
-            native_refusal=refusal,
-        )
-    from octavo.runtime.native_weights import held_kind  # noqa: PLC0415 - needs the native module
-
-    weight_dtype = "stored" if config.weight_dtype == "auto" else config.weight_dtype
-
-    def kind_of(entry: TensorEntry) -> TensorKind:
-        return held_kind(entry.name, entry.shape, entry.kind, weight_dtype)
-
-    entries = model.tensors.values()
-    kinds = sorted({kind_of(entry) for entry in entries if len(entry.shape) > 1})
-    return ModelFacts(
-        spec=model.spec,
-        program=model.program,
-        weight_bytes=weight_bytes(entries, kind_of),
-        weights_as=" and ".join(kinds) + (", as the file stores them" if weight_dtype == "stored" else ""),
-    )
+    return facts_of(model, config, native_refusal=_native_refusal())
 
 
 def _native_refusal() -> str:

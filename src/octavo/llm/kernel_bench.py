@@ -16,6 +16,7 @@ from octavo.errors import InvalidParameterError, MachineError
 from octavo.llm.assemble import model_facts
 from octavo.models.download import Progress, ignore_progress
 from octavo.models.fetch import fetch
+from octavo.models.held_kinds import held_kind
 from octavo.models.load import OpenedModel, open_model
 from octavo.models.program import Linear
 from octavo.models.tensor_kinds import TensorKind
@@ -96,8 +97,6 @@ def run_kernels(
 
 def product_shapes(model: OpenedModel, weight_dtype: Literal["stored"] | WeightDtype) -> list[ProductShape]:
     """Return the different products of a model; weights of one product held in two kinds count as two."""
-    from octavo.runtime.native_weights import held_kind  # noqa: PLC0415 - needs the native module
-
     shapes: dict[ProductShape, None] = {}
     for op in model.program.ops:
         if not isinstance(op, Linear):

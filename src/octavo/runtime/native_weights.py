@@ -1,36 +1,22 @@
 """Weights as the native kernels hold them: packed one product at a time while a model file is read.
 
-A tensor is kept as its file stores it where a kernel exists for that; any other is decoded and held in the nearest
-form at least as precise. Only the tensors of products that are still incomplete exist beside the packed ones.
+How each is held is decided in `models/held_kinds.py`. Only the tensors of products that are still incomplete exist
+beside the packed ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.config.engine import WeightDtype
-from octavo.errors import InvalidParameterError
+from octavo.models.held_kinds import HeldDtype, held_kind
 from octavo.models.program import Embed, HeadRmsNorm, Linear, Program, RmsNorm, WeightName
-from octavo.models.tensor_kinds import KIND_LAYOUTS, TensorKind, nearest_kind
 from octavo.models.weights import Tensor
 from octavo.runtime import _native
 from octavo.runtime.held_rows import hold
-
-HELD_KINDS: tuple[TensorKind, ...] = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q6_k")
-"""Kinds that have kernels."""
-
-_KIND_OF_DTYPE: dict[WeightDtype, TensorKind] = {
-    "f32": "f32",
-    "f16": "f16",
-    "bf16": "bf16",
-    "int8": "q8_0",
-    "int4": "q4_1",
-}
 
 Product = tuple[tuple[WeightName, ...], tuple[WeightName, ...]]
 
@@ -61,37 +47,11 @@ class HeldWeights:
         return packed + sum(vector.nbytes for vector in self._vectors.values())
 
 
-def held_kind(
-    name: WeightName, shape: tuple[int, ...], kind: TensorKind, weight_dtype: Literal["stored"] | WeightDtype
-) -> TensorKind:
-    """Return the kind a tensor is held in; vectors are float32.
-
-    Raises:
-        InvalidParameterError: rows that are not whole groups of the dtype asked for.
-    """
-    if len(shape) == 1:
-        return "f32"
-    if weight_dtype == "stored":
-        held = nearest_kind(kind, HELD_KINDS)
-        # Rows of a decoded kind may be no whole number of groups.
-        return held if shape[-1] % KIND_LAYOUTS[held].block_size == 0 else "f32"
-    wanted = _KIND_OF_DTYPE[weight_dtype]
-    group = KIND_LAYOUTS[wanted].block_size
-    if shape[-1] % group:
-        raise InvalidParameterError(
-            f"{weight_dtype} does not suit this model",
-            param="weight_dtype",
-            because=f"it packs {group} values a group, and rows of {name} have {shape[-1]}",
-            hints=("--weight-dtype f16 suits every model",),
-        )
-    return wanted
-
-
 def pack_weights(
     tensors: Iterable[Tensor],
     program: Program,
     *,
-    weight_dtype: Literal["stored"] | WeightDtype = "stored",
+    weight_dtype: HeldDtype = "stored",
     isa: str = "auto",
 ) -> HeldWeights:
     """Pack the tensors of a program, taking each as it comes.
@@ -142,7 +102,7 @@ def _products(program: Program) -> dict[Product, None]:
 
 
 def _pack(
-    product: Product, tensors: dict[WeightName, Tensor], weight_dtype: Literal["stored"] | WeightDtype, isa: str
+    product: Product, tensors: dict[WeightName, Tensor], weight_dtype: HeldDtype, isa: str
 ) -> _native.PackedLinear:
     weights, biases = product
     parts = []

@@ -32,6 +32,7 @@ from octavo.core.sampling import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepResult, TokenLogprobs
 from octavo.models.decoder import emit_decoder
+from octavo.models.held_kinds import HELD_KINDS
 from octavo.models.kv_groups import make_kv_groups
 from octavo.models.names import tensor_shapes
 from octavo.models.program import Program
@@ -40,7 +41,7 @@ from octavo.models.tensor_kinds import KIND_LAYOUTS, TensorKind
 from octavo.models.weights import Tensor
 from octavo.runtime import _native
 from octavo.runtime.native_runner import NativeRunner
-from octavo.runtime.native_weights import HELD_KINDS, pack_weights
+from octavo.runtime.native_weights import pack_weights
 from octavo.runtime.reference_linear import linear
 from octavo.runtime.reference_runner import ReferenceRunner
 from octavo.units import RequestId

@@ -1,0 +1,39 @@
+"""What an opened model is to the planner: sizes, program, and the bytes its weights will take when loaded.
+
+The one place where loader and planner agree on bytes: `octavo plan`, the start card and the runner all count so.
+"""
+
+from __future__ import annotations
+
+from octavo.config.engine import EngineConfig
+from octavo.models.held_kinds import held_as, held_entry_kind
+from octavo.models.load import OpenedModel
+from octavo.planner.memory import weight_bytes
+from octavo.planner.resolve import ModelFacts
+
+
+def facts_of(model: OpenedModel, config: EngineConfig, *, native_refusal: str = "") -> ModelFacts:
+    """Return what the planner needs to know of a model, read from its headers.
+
+    Args:
+        native_refusal: Why the native runner cannot be used on the machine in question; empty if it can.
+
+    Raises:
+        InvalidParameterError: rows that are not whole groups of the weight dtype asked for.
+    """
+    if config.runner == "reference" or native_refusal:
+        return ModelFacts(
+            spec=model.spec,
+            program=model.program,
+            weight_bytes=4 * model.spec.num_parameters,
+            weights_as="f32, in which the reference computes",
+            native_refusal=native_refusal,
+        )
+    weight_dtype = "stored" if config.weight_dtype == "auto" else config.weight_dtype
+    entries = model.tensors.values()
+    return ModelFacts(
+        spec=model.spec,
+        program=model.program,
+        weight_bytes=weight_bytes(entries, lambda entry: held_entry_kind(entry, weight_dtype)),
+        weights_as=held_as(entries, weight_dtype),
+    )
