@@ -14,7 +14,7 @@ from octavo.config.engine import OPTIONS, EngineConfig
 from octavo.config.machine import Machine
 from octavo.errors import CapacityError, InvalidParameterError
 from octavo.models.program import Buffer, Embed, Linear, Program, SelectRows
-from octavo.models.spec import ModelSpec, Rope
+from octavo.models.spec import KVGroup, ModelSpec, Rope
 from octavo.planner.card import make_card
 from octavo.planner.resolve import ModelFacts, resolve
 
@@ -186,13 +186,14 @@ def test_length_beyond_the_model_is_a_usage_error():
         plan(max_model_len=8193)
 
 
-def test_sliding_window_limits_the_length_for_now():
-    windowed = replace(MODEL, spec=replace(SPEC, sliding_window=4096))
+def test_a_sliding_window_takes_nothing_from_the_length_and_less_from_the_pool():
+    windows = (KVGroup(layers=tuple(range(SPEC.num_layers)), window=512),)
+    windowed = replace(MODEL, spec=replace(SPEC, sliding_window=512, kv_groups=windows))
 
-    assert plan(model=windowed).max_model_len == 4096
-    assert "window" in plan(model=windowed).reasons["max_model_len"]
-    with pytest.raises(InvalidParameterError, match=r"--max-model-len 4096"):
-        plan(model=windowed, max_model_len=4097)
+    assert plan(model=windowed).max_model_len == SPEC.max_position
+    # ceil((512 - 1 + 512 tokens of a step) / 16) + 1 blocks, however long the request is
+    assert plan(model=windowed).max_request_blocks == 65
+    assert plan(model=MODEL).max_request_blocks == SPEC.max_position // 16
 
 
 @pytest.mark.parametrize(

@@ -173,8 +173,6 @@ def _prefix_cache(config: EngineConfig, reasons: dict[str, str]) -> bool:
 
 def _length_limit(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) -> int:
     limit, why = spec.max_position, "the model's limit"
-    if spec.sliding_window is not None and spec.sliding_window < limit:
-        limit, why = spec.sliding_window, "the model's sliding window; longer contexts come with window support"
     if config.max_model_len is None:
         reasons["max_model_len"] = why
         return limit
