@@ -61,8 +61,12 @@ class WeightTensor:
 
     Args:
         name: The tensor's name with `*` for layer and expert numbers.
-        rows, columns: A vector has one row.
+        rows, columns: A vector has one row; a projection has a row per output.
         num_active: How many of `count` one token uses; fewer for experts of a mixture.
+        layers: The layers that hold them, `count / len(layers)` each; empty for tensors outside all layers.
+        num_shards: The most ranks that tensor parallelism can divide one over (heads, rows of a table); with more
+            ranks, several hold the same shard. 1: every rank holds the whole.
+        is_linear: The matrix of a linear layer, which weight quantisation packs; all else stays as it is.
     """
 
     name: str
@@ -71,10 +75,18 @@ class WeightTensor:
     columns: int
     count: int = 1
     num_active: int | None = None
+    layers: tuple[int, ...] = ()
+    num_shards: int = 1
+    is_linear: bool = False
 
     @property
     def num_elements(self) -> int:
         return self.rows * self.columns * self.count
+
+    @property
+    def num_active_elements(self) -> int:
+        """Elements that one token uses: all but those of experts it is not routed to."""
+        return self.rows * self.columns * (self.count if self.num_active is None else self.num_active)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +100,10 @@ class ModelShape:
         max_position: The most tokens the model was made for.
         layers: In order.
         tensors: Every weight, a tied head counted once.
+        intermediate_size: Widest inner width of an MLP that one token passes.
+        is_tied: The head is the embedding table.
+        uncounted: Parts that the model has and the config does not size, e.g. `vision tower`; empty when all is
+            counted.
     """
 
     name: str
@@ -100,7 +116,18 @@ class ModelShape:
     max_position: int
     layers: tuple[Layer, ...]
     tensors: tuple[WeightTensor, ...]
+    intermediate_size: int = 0
+    is_tied: bool = False
+    uncounted: tuple[str, ...] = ()
 
     @property
     def num_parameters(self) -> int:
         return sum(tensor.num_elements for tensor in self.tensors)
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Parameters that one token uses: all but the experts it is not routed to.
+
+        An embedding table counts in full, as published figures count it.
+        """
+        return sum(tensor.num_active_elements for tensor in self.tensors)
