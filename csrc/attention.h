@@ -43,6 +43,7 @@ struct AttentionCall {
   AttentionShape shape;
   AttentionBatch batch;
   float scale;
+  float softcap;   // scores are bounded, softcap * tanh(score / softcap); 0 for no bound
   const float* q;  // rows of the qkv buffer: query heads come first
   int64_t q_stride;
   float* out;  // [num_tokens, num_heads * head_dim]

@@ -8,6 +8,8 @@
 
 namespace octavo::OCTAVO_SIMD {
 
+constexpr float kLog2E = 1.44269504088896341f;
+
 // From this many rows on a tile of 16-bit keys and values is converted once, instead of by each register tile.
 constexpr int kConvertFromRows = 13;
 
@@ -65,7 +67,7 @@ OCTAVO_INLINE int64_t element_of(const AttentionCall& call, int kv_head, int req
 // Copies the scaled queries of a row block into register tiles. The factor log2(e) makes exponentials powers of two.
 inline void pack_queries(const Work& work, float* q) {
   const int head_dim = work.call.shape.head_dim;
-  const float factor = work.call.scale * 1.44269504088896341f;
+  const float factor = work.call.scale * kLog2E;
   const int num_rows = work.item.num_rows;
   const int full_width = register_rows(num_rows);
   for (int i = 0; i < num_rows; ++i) {
@@ -124,6 +126,7 @@ void fold_split(const Work& work, int split, const Scratch& scratch) {
   const AttentionCall& call = work.call;
   const int head_dim = call.shape.head_dim;
   const int num_rows = work.item.num_rows;
+  const float bound = call.softcap * kLog2E;
   const int block_size = call.layout.block_size;
   const int32_t* table = call.batch.block_ids + call.batch.table_offsets[work.rows[0].request];
   // Rows of one request ascend; rows of several see the whole split.
@@ -143,13 +146,14 @@ void fold_split(const Work& work, int split, const Scratch& scratch) {
       convert_tile<Element>(keys, kTileTokens * head_dim, scratch.keys);
       convert_tile<Element>(values, kTileTokens * head_dim, scratch.values);
       fold_tile<ElementF32>(
-          {scratch.q, scratch.keys, scratch.values, head_dim, position, {}, scratch.split, 0, work.visible}, num_rows);
+          {scratch.q, scratch.keys, scratch.values, head_dim, position, bound, {}, scratch.split, 0, work.visible},
+          num_rows);
     } else {
       Ahead ahead;
       if (position + kTileTokens < lesser(last_end, work.item.split_end * kSplitTokens)) {
         ahead = {tile_at(position + kTileTokens), call.layout.tile_bytes() / size_t(head_dim)};
       }
-      fold_tile<Element>({scratch.q, keys, values, head_dim, position, ahead, scratch.split, 0, work.visible},
+      fold_tile<Element>({scratch.q, keys, values, head_dim, position, bound, ahead, scratch.split, 0, work.visible},
                          num_rows);
     }
   }

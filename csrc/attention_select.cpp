@@ -55,7 +55,8 @@ bool gives_same_bits(AttentionShape shape, KvType type) {
   const AlignedBytes scratch = aligned_bytes(attention_scratch_floats(shape.head_dim) * sizeof(float));
   const AttendFunction kernels[2] = {kernels_avx2().attend, kAttendAvx512};
   for (int i = 0; i < 2; ++i) {
-    const AttentionCall call{shape, batch, 1.0f, q.data(), width, outputs[i].data(), width, pool.data(), layout, 0};
+    const AttentionCall call{shape, batch,       1.0f,   0.0f, q.data(), width, outputs[i].data(),
+                             width, pool.data(), layout, 0};
     for (int64_t j = 0; j < schedule.num_items(); ++j) {
       kernels[i](call, schedule, schedule.item(j), reinterpret_cast<float*>(scratch.get()));
     }

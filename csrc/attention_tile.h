@@ -86,6 +86,17 @@ OCTAVO_INLINE void score_tile(const float* q, const typename Element::Type* keys
   for (int r = 0; r < Rows; ++r) scores[r] = acc[r];
 }
 
+// Bounds scores: bound * tanh(score / bound), both as exponents of two. tanh(z) = 1 - 2 / (1 + e^2z).
+// Rare, and so done in halves, with the same operations in every instruction set.
+template <int Rows>
+OCTAVO_INLINE void bound_scores(V16* scores, float bound) {
+  const auto bounded = [bound](F8 x) {
+    const F8 exponents = min(x * splat(2.0f * 1.44269504088896341f / bound), splat(126.0f));  // beyond, tanh is 1
+    return splat(bound) - splat(2.0f * bound) / (splat(1.0f) + exp2(exponents));
+  };
+  for (int r = 0; r < Rows; ++r) scores[r] = join(bounded(low_half(scores[r])), bounded(high_half(scores[r])));
+}
+
 // Turns the scores of one row into p, updating its maximum and weight.
 OCTAVO_INLINE void fold_scores(V16 scores, const RowSums& rows, int row, int dims, float* p) {
   float maximum = rows.maxima[row];
@@ -177,6 +188,7 @@ struct Visit {
   const typename Element::Type* values;
   int head_dim;
   int first_position;
+  float score_bound;  // as an exponent of two; 0 for none
   Ahead ahead;
   RowSums rows;
   int row;                 // first of the register tile
@@ -190,6 +202,7 @@ void fold_full_tile(const Visit<Element>& visit) {
   V16 scores[Rows];
   alignas(64) float p[Rows * kTileTokens];
   score_tile<Element, Rows>(visit.q, visit.keys, visit.head_dim, visit.ahead, scores);
+  if (visit.score_bound > 0.0f) bound_scores<Rows>(scores, visit.score_bound);
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) fold_scores(scores[r], visit.rows, visit.row + r, dims, p + r * kTileTokens);
   add_values<Element, Rows>(p, visit.values, visit.head_dim, visit.rows.sums + int64_t(visit.row) * dims, dims, 0,
@@ -205,6 +218,7 @@ void fold_edge_tile(const Visit<Element>& visit) {
   V16 scores[Rows];
   alignas(64) float p[kTileTokens];
   score_tile<Element, Rows>(visit.q, visit.keys, visit.head_dim, visit.ahead, scores);
+  if (visit.score_bound > 0.0f) bound_scores<Rows>(scores, visit.score_bound);
   for (int r = 0; r < Rows; ++r) {
     const int begin = greater(visit.visible[r].begin - visit.first_position, 0);
     const int end = lesser(visit.visible[r].end - visit.first_position, kTileTokens);

@@ -33,8 +33,9 @@ using FloatArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::devic
 Ints view(const IntArray& array) { return {array.data(), array.size()}; }
 
 // In the order of OpKind.
-constexpr const char* kOpNames[] = {"embed",  "rms_norm", "head_rms_norm", "linear",     "rope_store",
-                                    "attend", "add",      "silu_gated",    "select_rows"};
+constexpr const char* kOpNames[] = {"embed",    "embed_position", "layer_norm",    "rms_norm", "head_rms_norm",
+                                    "linear",   "rope_store",     "attend",        "add",      "activate",
+                                    "soft_cap", "route",          "expert_linear", "combine",  "select_rows"};
 static_assert(std::size(kOpNames) == kNumOpKinds);
 
 OpKind op_kind(const std::string& name) {
@@ -65,6 +66,20 @@ Op op_of(const nb::dict& record) {
   op.window = get(record, "window", 0);
   op.offset = get(record, "offset", 0);
   op.num_heads = get(record, "num_heads", 0);
+  op.head_dim = get(record, "head_dim", 0);
+  op.bias = get(record, "bias", -1);
+  op.softcap = get(record, "softcap", 0.0f);
+  op.is_local = get(record, "is_local", false);
+  op.activation = get(record, "is_gelu", false) ? Activation::gelu_tanh : Activation::silu;
+  op.has_gate = get(record, "has_gate", true);
+  op.num_parts = get(record, "num_parts", 1);
+  op.num_active = get(record, "num_active", 0);
+  op.is_normalised = get(record, "is_normalised", false);
+  op.is_split = get(record, "is_split", false);
+  op.routes = get(record, "routes", -1);
+  op.gathered = get(record, "gathered", -1);
+  op.product = get(record, "product", -1);
+  op.experts = get(record, "experts", std::vector<int>{});
   return op;
 }
 
@@ -100,6 +115,8 @@ ModelSizes sizes_of(const nb::dict& record) {
       .rotary_dim = nb::cast<int>(record["rotary_dim"]),
       .inverse_frequencies = nb::cast<std::vector<double>>(record["inverse_frequencies"]),
       .attention_scaling = nb::cast<double>(record["attention_scaling"]),
+      .local_frequencies = nb::cast<std::vector<double>>(record["local_frequencies"]),
+      .local_scaling = nb::cast<double>(record["local_scaling"]),
       .layer_groups = nb::cast<std::vector<int>>(record["layer_groups"]),
       .layer_indices = nb::cast<std::vector<int>>(record["layer_indices"]),
       .num_groups = nb::cast<int>(record["num_groups"]),

@@ -10,7 +10,9 @@ namespace octavo {
 namespace {
 
 // Ops that compute each row from that row alone; a selected row, from the token row that it is a copy of.
-bool is_row_wise(OpKind kind) { return kind != OpKind::linear && kind != OpKind::attend; }
+bool is_row_wise(OpKind kind) {
+  return kind != OpKind::linear && kind != OpKind::attend && kind != OpKind::route && kind != OpKind::expert_linear;
+}
 
 size_t find_first_selected_op(const Program& program) {
   size_t i = 0;
@@ -49,6 +51,8 @@ void check_sizes(const ModelSizes& sizes, const ExecutorConfig& config) {
   require(sizes.rotary_dim % 2 == 0 && sizes.rotary_dim <= sizes.head_dim, "rotary_dim: odd, or more than head_dim");
   require(int(sizes.inverse_frequencies.size()) == sizes.rotary_dim / 2,
           "inverse_frequencies: length is not rotary_dim / 2");
+  require(sizes.local_frequencies.empty() || sizes.local_frequencies.size() == sizes.inverse_frequencies.size(),
+          "local_frequencies: length is not rotary_dim / 2");
   require(config.num_threads > 0 && config.max_num_tokens > 0 && config.max_num_requests > 0 &&
               config.max_num_selected > 0 && config.num_blocks > 0,
           "limits: all must be at least 1");
@@ -83,12 +87,21 @@ Executor::Executor(Program program, ModelSizes sizes, ExecutorConfig config)
   thread_scratch_bytes_ = attention_scratch_floats(sizes_.head_dim) * sizeof(float);
   for (size_t i = 0; i < program_.ops.size(); ++i) {
     const Op& op = program_.ops[i];
-    if (op.kind == OpKind::linear) {
-      const PackedLinear& linear = *program_.linears[size_t(op.weight)];
-      const int rows = i < first_selected_op_ ? max_tokens : config_.max_num_selected;
+    const int rows = i < first_selected_op_ ? max_tokens : config_.max_num_selected;
+    std::vector<int> linears = op.experts;
+    if (op.kind == OpKind::linear) linears.push_back(op.weight);
+    for (const int index : linears) {
+      const PackedLinear& linear = *program_.linears[size_t(index)];
       shared_scratch_bytes_ = std::max(shared_scratch_bytes_, linear_shared_scratch_bytes(linear, rows));
       thread_scratch_bytes_ = std::max(thread_scratch_bytes_, linear_thread_scratch_bytes(linear, rows));
-    } else if (op.kind == OpKind::attend) {
+    }
+    if (op.kind == OpKind::route) {
+      const int num_experts = program_.buffers[size_t(op.x)].width;
+      routings_.push_back({std::vector<int32_t>(size_t(num_experts) + 1),
+                           std::vector<int32_t>(size_t(max_tokens) * size_t(op.num_active))});
+    }
+    routing_of_op_.push_back(routings_.empty() ? 0 : routings_.size() - 1);
+    if (op.kind == OpKind::attend) {
       const size_t group = size_t(sizes_.layer_groups[size_t(op.layer)]);
       limits_.windows[group] = op.window;
       if (schedules_[group] == nullptr) {
@@ -104,17 +117,21 @@ Executor::Executor(Program program, ModelSizes sizes, ExecutorConfig config)
     samplers_.emplace_back(kernels_.sample, num_logits);
   }
   questions_.reserve(size_t(max_tokens) + size_t(config_.max_num_requests));
+  row_positions_.resize(size_t(max_tokens));
   row_places_.resize(size_t(max_tokens));
   row_blocks_.assign(size_t(sizes_.num_groups), std::vector<int32_t>(size_t(max_tokens)));
   cosines_.resize(size_t(max_tokens) * size_t(sizes_.rotary_dim / 2));
   sines_.resize(cosines_.size());
+  if (!sizes_.local_frequencies.empty()) local_cosines_.resize(cosines_.size());
+  local_sines_.resize(local_cosines_.size());
   if (config_.prefault) pool_.prefault();
 }
 
 size_t Executor::scratch_bytes() const {
   size_t bytes = shared_scratch_bytes_ + size_t(config_.num_threads) * thread_scratch_bytes_ +
-                 (cosines_.size() + sines_.size()) * sizeof(float) +
-                 row_places_.size() * sizeof(int32_t) * size_t(1 + sizes_.num_groups);
+                 2 * (cosines_.size() + local_cosines_.size()) * sizeof(float) +
+                 row_places_.size() * sizeof(int32_t) * size_t(2 + sizes_.num_groups);
+  for (const Routing& routing : routings_) bytes += (routing.offsets.size() + routing.slots.size()) * sizeof(int32_t);
   for (const auto& schedule : schedules_) bytes += schedule == nullptr ? 0 : schedule->resident_bytes();
   for (const Sampler& sampler : samplers_) bytes += sampler.resident_bytes();
   return bytes;
@@ -212,18 +229,23 @@ void Executor::prepare_row(const StepInput& step, int row) {
   const auto after = std::upper_bound(step.query_offsets.begin(), step.query_offsets.end(), row);
   const size_t request = size_t(after - step.query_offsets.begin()) - 1;
   const int position = step.start_positions[request] + row - step.query_offsets[request];
+  row_positions_[size_t(row)] = position;
   row_places_[size_t(row)] = position % config_.block_size;
   for (size_t group = 0; group < row_blocks_.size(); ++group) {
     const TableView& table = step.tables[group];
     row_blocks_[group][size_t(row)] = table.block_ids[size_t(table.offsets[request] + position / config_.block_size)];
   }
-  const int half = sizes_.rotary_dim / 2;
-  for (int i = 0; i < half; ++i) {
-    // In double precision and rounded once, so that every runner has the same bits.
-    const double angle = double(position) * sizes_.inverse_frequencies[size_t(i)];
-    cosines_[size_t(row) * size_t(half) + size_t(i)] = float(std::cos(angle) * sizes_.attention_scaling);
-    sines_[size_t(row) * size_t(half) + size_t(i)] = float(std::sin(angle) * sizes_.attention_scaling);
-  }
+  const auto turn = [&](const std::vector<double>& frequencies, double scaling, float* cosines, float* sines) {
+    for (size_t i = 0; i < frequencies.size(); ++i) {
+      // In double precision and rounded once, so that every runner has the same bits.
+      const double angle = double(position) * frequencies[i];
+      cosines[i] = float(std::cos(angle) * scaling);
+      sines[i] = float(std::sin(angle) * scaling);
+    }
+  };
+  const size_t first = size_t(row) * size_t(sizes_.rotary_dim / 2);
+  turn(sizes_.inverse_frequencies, sizes_.attention_scaling, cosines_.data() + first, sines_.data() + first);
+  turn(sizes_.local_frequencies, sizes_.local_scaling, local_cosines_.data() + first, local_sines_.data() + first);
 }
 
 void Executor::run_phase(const StepInput& step, const Phase& phase, Rows rows, int thread) {
@@ -233,6 +255,10 @@ void Executor::run_phase(const StepInput& step, const Phase& phase, Rows rows, i
   } else if (phase.kind == OpKind::linear) {
     linear_run(*program_.linears[size_t(first.weight)], data(first.x), stride(first.x), rows.count, data(first.out),
                stride(first.out), shared_scratch_.get(), thread_scratch_[size_t(thread)].get(), team_, thread);
+  } else if (phase.kind == OpKind::route) {
+    route(first, rows, thread);
+  } else if (phase.kind == OpKind::expert_linear) {
+    multiply_experts(first, thread);
   } else {
     const int64_t num_chunks = num_chunks_of(rows.count, team_.size());
     team_.for_chunks(thread, num_chunks, [&](int64_t chunk) {
@@ -249,33 +275,147 @@ void Executor::run_phase(const StepInput& step, const Phase& phase, Rows rows, i
 void Executor::run_row(const StepInput& step, const Op& op, Rows rows, int row) {
   float* x = op.x < 0 ? nullptr : data(op.x) + row * stride(op.x);
   float* out = op.out < 0 ? nullptr : data(op.out) + row * stride(op.out);
-  const float* vector =
-      op.kind == OpKind::embed || op.weight < 0 ? nullptr : program_.vectors[size_t(op.weight)].data();
+  const bool is_lookup = op.kind == OpKind::embed || op.kind == OpKind::embed_position;
+  const float* vector = is_lookup || op.weight < 0 ? nullptr : program_.vectors[size_t(op.weight)].data();
   switch (op.kind) {
     case OpKind::embed:
       return embed_rows(*program_.linears[size_t(op.weight)], &step.token_ids[size_t(row)], 1, op.value, out,
                         stride(op.out));
+    case OpKind::embed_position:
+      return embed_rows(*program_.linears[size_t(op.weight)], &row_positions_[size_t(row)], 1, 1.0f, out,
+                        stride(op.out));
+    case OpKind::layer_norm:
+      return kernels_.layer_norm(x, vector, program_.vectors[size_t(op.bias)].data(), out,
+                                 program_.buffers[size_t(op.x)].width, op.value);
     case OpKind::rms_norm:
       return kernels_.rms_norm(x, vector, out, program_.buffers[size_t(op.x)].width, op.value);
     case OpKind::head_rms_norm:
       for (int head = 0; head < op.num_heads; ++head) {
-        float* at = x + op.offset + head * sizes_.head_dim;
-        kernels_.rms_norm(at, vector, at, sizes_.head_dim, op.value);
+        float* at = x + op.offset + head * op.head_dim;
+        kernels_.rms_norm(at, vector, at, op.head_dim, op.value);
       }
       return;
     case OpKind::rope_store:
       return rope_store(op, row);
     case OpKind::add:
       return kernels_.add(x, out, program_.buffers[size_t(op.x)].width);
-    case OpKind::silu_gated:
-      return kernels_.silu_gated(x, out, program_.buffers[size_t(op.out)].width);
+    case OpKind::activate: {
+      const int width = program_.buffers[size_t(op.out)].width / op.num_parts;
+      for (int part = 0; part < op.num_parts; ++part) {
+        kernels_.activate(x + part * (op.has_gate ? 2 : 1) * width, out + part * width, width, op.activation,
+                          op.has_gate);
+      }
+      return;
+    }
+    case OpKind::soft_cap:
+      return kernels_.soft_cap(x, program_.buffers[size_t(op.x)].width, op.value);
+    case OpKind::combine:
+      return combine_row(op, row);
     case OpKind::select_rows:
       std::copy_n(data(op.x) + step.selected_rows[size_t(rows.first + row)] * stride(op.x),
                   program_.buffers[size_t(op.out)].width, out);
       return;
     case OpKind::linear:
     case OpKind::attend:
+    case OpKind::route:
+    case OpKind::expert_linear:
       return;  // phases of their own
+  }
+}
+
+void Executor::route(const Op& op, Rows rows, int thread) {
+  const int64_t num_chunks = num_chunks_of(rows.count, team_.size());
+  team_.for_chunks(thread, num_chunks, [&](int64_t chunk) {
+    const Share part = share_of(rows.count, num_chunks, chunk);
+    for (int row = int(part.begin); row < int(part.end); ++row) route_row(op, row);
+  });
+  team_.for_chunks(thread, 1, [&](int64_t) { sort_routes(op, rows); });
+}
+
+// Chooses the experts of a row one after the other: highest score first, the lower id where scores are equal.
+void Executor::route_row(const Op& op, int row) {
+  const int num_experts = program_.buffers[size_t(op.x)].width;
+  const float* scores = data(op.x) + row * stride(op.x);
+  float* ids = data(op.out) + row * stride(op.out);
+  float* weights = ids + op.num_active;
+  const float highest = *std::max_element(scores, scores + num_experts);
+  const auto share = [&](int expert) { return std::exp(double(scores[expert]) - double(highest)); };
+  double total = 0;
+  for (int place = 0; place < op.num_active; ++place) {
+    int best = -1;
+    for (int expert = 0; expert < num_experts; ++expert) {
+      const bool is_taken = std::find(ids, ids + place, float(expert)) != ids + place;
+      if (!is_taken && (best < 0 || scores[expert] > scores[best])) best = expert;
+    }
+    ids[place] = float(best);
+    total += share(best);
+  }
+  if (!op.is_normalised) {
+    total = 0;
+    for (int expert = 0; expert < num_experts; ++expert) total += share(expert);
+  }
+  for (int place = 0; place < op.num_active; ++place) weights[place] = float(share(int(ids[place])) / total);
+}
+
+void Executor::sort_routes(const Op& op, Rows rows) {
+  Routing& routing = routings_[routing_of_op_[size_t(&op - program_.ops.data())]];
+  const auto expert_of = [&](int slot) {
+    return size_t(data(op.out)[slot / op.num_active * stride(op.out) + slot % op.num_active]);
+  };
+  const int num_slots = rows.count * op.num_active;
+  std::fill(routing.offsets.begin(), routing.offsets.end(), 0);
+  for (int slot = 0; slot < num_slots; ++slot) ++routing.offsets[expert_of(slot) + 1];
+  for (size_t i = 1; i < routing.offsets.size(); ++i) routing.offsets[i] += routing.offsets[i - 1];
+  for (int slot = num_slots; slot-- > 0;) {
+    // Filled from behind, each expert's end moves to its begin; what was its end is the next one's begin.
+    routing.slots[size_t(--routing.offsets[expert_of(slot) + 1])] = slot;
+  }
+  std::rotate(routing.offsets.begin(), routing.offsets.begin() + 1, routing.offsets.end());
+  routing.offsets.back() = num_slots;
+}
+
+// Expert by expert: collects the rows that go to it, multiplies them together, and puts the results in their places.
+void Executor::multiply_experts(const Op& op, int thread) {
+  const Routing& routing = routings_[routing_of_op_[size_t(&op - program_.ops.data())]];
+  const int in_width = program_.buffers[size_t(op.gathered)].width;
+  const int out_width = program_.buffers[size_t(op.product)].width;
+  const auto part_of = [&](int buffer, int slot, int width, bool is_split) {
+    return data(buffer) + slot / op.num_active * stride(buffer) + (is_split ? slot % op.num_active * width : 0);
+  };
+  for (size_t expert = 0; expert < op.experts.size(); ++expert) {
+    const int32_t* slots = routing.slots.data() + routing.offsets[expert];
+    const int count = routing.offsets[expert + 1] - routing.offsets[expert];
+    if (count == 0) continue;
+    const int64_t num_chunks = num_chunks_of(count, team_.size());
+    team_.for_chunks(thread, num_chunks, [&](int64_t chunk) {
+      const Share part = share_of(count, num_chunks, chunk);
+      for (int64_t i = part.begin; i < part.end; ++i) {
+        std::copy_n(part_of(op.x, slots[i], in_width, op.is_split), in_width,
+                    data(op.gathered) + i * stride(op.gathered));
+      }
+    });
+    linear_run(*program_.linears[size_t(op.experts[expert])], data(op.gathered), stride(op.gathered), count,
+               data(op.product), stride(op.product), shared_scratch_.get(), thread_scratch_[size_t(thread)].get(),
+               team_, thread);
+    team_.for_chunks(thread, num_chunks, [&](int64_t chunk) {
+      const Share part = share_of(count, num_chunks, chunk);
+      for (int64_t i = part.begin; i < part.end; ++i) {
+        std::copy_n(data(op.product) + i * stride(op.product), out_width, part_of(op.out, slots[i], out_width, true));
+      }
+    });
+  }
+}
+
+void Executor::combine_row(const Op& op, int row) {
+  const int width = program_.buffers[size_t(op.out)].width;
+  const float* x = data(op.x) + row * stride(op.x);
+  const float* weights = data(op.routes) + row * stride(op.routes) + op.num_active;
+  float* out = data(op.out) + row * stride(op.out);
+  // Products and sums are rounded one by one, in the order of the places, as in the reference.
+  for (int i = 0; i < width; ++i) {
+    float total = 0.0f;
+    for (int place = 0; place < op.num_active; ++place) total += weights[place] * x[place * width + i];
+    out[i] = total;
   }
 }
 
@@ -283,8 +423,8 @@ void Executor::rope_store(const Op& op, int row) {
   const int head_dim = sizes_.head_dim;
   const int half = sizes_.rotary_dim / 2;
   float* qkv = data(op.x) + row * stride(op.x);
-  const float* cosines = cosines_.data() + int64_t(row) * half;
-  const float* sines = sines_.data() + int64_t(row) * half;
+  const float* cosines = (op.is_local ? local_cosines_ : cosines_).data() + int64_t(row) * half;
+  const float* sines = (op.is_local ? local_sines_ : sines_).data() + int64_t(row) * half;
   // Keys follow queries, so both are rotated in one sweep.
   for (int head = 0; head < sizes_.num_heads + sizes_.num_kv_heads; ++head) {
     kernels_.rotate(qkv + head * head_dim, cosines, sines, half);
@@ -317,6 +457,7 @@ void Executor::attend(const StepInput& step, const Op& op, int thread) {
       .shape = {sizes_.num_heads, sizes_.num_kv_heads, sizes_.head_dim, op.window},
       .batch = batch_of(step, sizes_.layer_groups[size_t(op.layer)]),
       .scale = op.value,
+      .softcap = op.softcap,
       .q = data(op.x),
       .q_stride = stride(op.x),
       .out = data(op.out),

@@ -82,6 +82,13 @@ class Executor {
     int32_t place;  // within the score request; -1 for a sample
   };
 
+  // Which rows go to which expert: slots (row * num_active + place) sorted by expert. Each Route op of a step has its
+  // own, so that a thread that comes late finds what it missed as it was.
+  struct Routing {
+    std::vector<int32_t> offsets;  // [num_experts + 1]
+    std::vector<int32_t> slots;
+  };
+
   void find_phases();
   void prepare(const StepInput& step);
   void run(const StepInput& step, StepOutput& output, int thread);
@@ -92,6 +99,11 @@ class Executor {
   void run_row(const StepInput& step, const Op& op, Rows rows, int row);
   void rope_store(const Op& op, int row);
   void attend(const StepInput& step, const Op& op, int thread);
+  void route(const Op& op, Rows rows, int thread);
+  void route_row(const Op& op, int row);
+  void sort_routes(const Op& op, Rows rows);
+  void multiply_experts(const Op& op, int thread);
+  void combine_row(const Op& op, int row);
   void answer(const StepInput& step, Rows rows, StepOutput& output, int thread);
   AttentionBatch batch_of(const StepInput& step, int group) const;
   AttentionSchedule& schedule_of(const Op& op);
@@ -125,11 +137,17 @@ class Executor {
 
   std::vector<Question> questions_;  // of the step, by logits row
 
+  std::vector<Routing> routings_;      // by Route op
+  std::vector<size_t> routing_of_op_;  // of route and expert_linear ops: index into routings_
+
   // Per row of the step.
+  std::vector<int32_t> row_positions_;
   std::vector<int32_t> row_places_;               // place in its block
   std::vector<std::vector<int32_t>> row_blocks_;  // by group: block of the row's slot
   std::vector<float> cosines_;                    // [row][rotary_dim / 2]
   std::vector<float> sines_;
+  std::vector<float> local_cosines_;  // empty where no layer has a rotation of its own
+  std::vector<float> local_sines_;
 
   StepSeconds seconds_;
   std::chrono::steady_clock::time_point last_clock_;

@@ -8,6 +8,7 @@
 #include "attention_schedule.h"
 #include "isa.h"
 #include "kv_layout.h"
+#include "program.h"
 
 namespace octavo {
 
@@ -47,10 +48,14 @@ using AttendFunction = void (*)(const AttentionCall& call, AttentionSchedule& sc
 struct Kernels {
   // out = x / sqrt(mean(x^2) + eps) * weight over `width` floats; `out` may be `x`.
   void (*rms_norm)(const float* x, const float* weight, float* out, int width, float eps);
+  // out = (x - mean) / sqrt(variance + eps) * weight + bias
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float* out, int width, float eps);
   // x += y
   void (*add)(float* x, const float* y, int width);
-  // out = silu(gate_up[:width]) * gate_up[width:]
-  void (*silu_gated)(const float* gate_up, float* out, int width);
+  // out = f(x[:width]), times x[width:2 * width] with a gate
+  void (*activate)(const float* x, float* out, int width, Activation activation, bool has_gate);
+  // x = cap * tanh(x / cap)
+  void (*soft_cap)(float* x, int width, float cap);
   // Rotates dimension pairs (i, i + half) of one head in place.
   void (*rotate)(float* head, const float* cosines, const float* sines, int half);
   // Rounds one head's key and value and writes them to their place in a tile.

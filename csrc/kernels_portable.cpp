@@ -10,8 +10,10 @@ const Kernels& kernels_portable() {
   using namespace OCTAVO_SIMD;
   static const Kernels kTable{
       rms_norm,
+      layer_norm,
       add,
-      silu_gated,
+      activate,
+      soft_cap,
       rotate,
       store_kv,
       attend,

@@ -40,17 +40,83 @@ inline void add(float* x, const float* y, int width) {
   for (; i < width; ++i) x[i] += y[i];
 }
 
-OCTAVO_INLINE F8 silu(F8 x) { return x / (splat(1.0f) + exp(-x)); }
-
-inline void silu_gated(const float* gate_up, float* out, int width) {
-  const float* up = gate_up + width;
+inline float total_of(const float* x, int width) {
+  F8 parts[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
   int i = 0;
-  for (; i + 8 <= width; i += 8) store(out + i, silu(load(gate_up + i)) * load(up + i));
+  for (; i + 32 <= width; i += 32) {
+    for (int j = 0; j < 4; ++j) parts[j] = parts[j] + load(x + i + 8 * j);
+  }
+  for (; i + 8 <= width; i += 8) parts[0] = parts[0] + load(x + i);
+  float total = sum((parts[0] + parts[1]) + (parts[2] + parts[3]));
+  for (; i < width; ++i) total += x[i];
+  return total;
+}
+
+inline void layer_norm(const float* x, const float* weight, const float* bias, float* out, int width, float eps) {
+  const float mean = total_of(x, width) / static_cast<float>(width);
+  const F8 means = splat(mean);
+  F8 squares = splat(0.0f);
+  int i = 0;
+  for (; i + 8 <= width; i += 8) {
+    const F8 centred = load(x + i) - means;
+    squares = mul_add(centred, centred, squares);
+  }
+  float total = sum(squares);
+  for (; i < width; ++i) total += (x[i] - mean) * (x[i] - mean);
+  const float factor = 1.0f / std::sqrt(total / static_cast<float>(width) + eps);
+  const F8 factors = splat(factor);
+  for (i = 0; i + 8 <= width; i += 8) {
+    store(out + i, mul_add((load(x + i) - means) * factors, load(weight + i), load(bias + i)));
+  }
+  for (; i < width; ++i) out[i] = (x[i] - mean) * factor * weight[i] + bias[i];
+}
+
+struct Silu {
+  OCTAVO_INLINE F8 of(F8 x) { return x / (splat(1.0f) + exp(-x)); }
+};
+// The tanh form of GELU, as x times a sigmoid.
+struct GeluTanh {
+  OCTAVO_INLINE F8 of(F8 x) {
+    const F8 argument = splat(1.5957691216057308f) * mul_add(splat(0.044715f) * x * x, x, x);
+    return x / (splat(1.0f) + exp(-argument));
+  }
+};
+
+template <class Function>
+OCTAVO_INLINE void activate_with(const float* x, const float* up, float* out, int width) {
+  int i = 0;
+  for (; i + 8 <= width; i += 8) {
+    const F8 activated = Function::of(load(x + i));
+    store(out + i, up == nullptr ? activated : activated * load(up + i));
+  }
   if (i < width) {
-    float gate[8] = {};
-    for (int j = i; j < width; ++j) gate[j - i] = gate_up[j];
-    const F8 activated = silu(load(gate));
-    for (int j = i; j < width; ++j) out[j] = activated[j - i] * up[j];
+    float rest[8] = {};
+    for (int j = i; j < width; ++j) rest[j - i] = x[j];
+    const F8 activated = Function::of(load(rest));
+    for (int j = i; j < width; ++j) out[j] = up == nullptr ? activated[j - i] : activated[j - i] * up[j];
+  }
+}
+
+inline void activate(const float* x, float* out, int width, Activation activation, bool has_gate) {
+  const float* up = has_gate ? x + width : nullptr;
+  if (activation == Activation::silu) return activate_with<Silu>(x, up, out, width);
+  return activate_with<GeluTanh>(x, up, out, width);
+}
+
+// tanh(x) = 1 - 2 / (1 + e^2x); its absolute error, not its relative one, is what a bound on scores asks for.
+OCTAVO_INLINE F8 soft_capped(F8 x, float cap) {
+  const F8 shares = splat(2.0f) / (splat(1.0f) + exp(x * splat(2.0f / cap)));
+  return splat(cap) - splat(cap) * shares;
+}
+
+inline void soft_cap(float* x, int width, float cap) {
+  int i = 0;
+  for (; i + 8 <= width; i += 8) store(x + i, soft_capped(load(x + i), cap));
+  if (i < width) {
+    float rest[8] = {};
+    for (int j = i; j < width; ++j) rest[j - i] = x[j];
+    const F8 capped = soft_capped(load(rest), cap);
+    for (int j = i; j < width; ++j) x[j] = capped[j - i];
   }
 }
 

@@ -36,6 +36,9 @@ OCTAVO_INLINE V16 mul_add(V16 a, V16 b, V16 c) { return (V16)_mm512_fmadd_ps((__
 
 OCTAVO_INLINE F8 low_half(V16 v) { return (F8)_mm512_castps512_ps256((__m512)v); }
 OCTAVO_INLINE F8 high_half(V16 v) { return (F8)_mm512_extractf32x8_ps((__m512)v, 1); }
+OCTAVO_INLINE V16 join(F8 low, F8 high) {
+  return (V16)_mm512_insertf32x8(_mm512_castps256_ps512((__m256)low), (__m256)high, 1);
+}
 
 OCTAVO_INLINE V16 max(V16 a, V16 b) { return (V16)_mm512_max_ps((__m512)a, (__m512)b); }
 
@@ -85,6 +88,7 @@ OCTAVO_INLINE V16 mul_add(V16 a, V16 b, V16 c) {
 
 OCTAVO_INLINE F8 low_half(V16 v) { return v.low; }
 OCTAVO_INLINE F8 high_half(V16 v) { return v.high; }
+OCTAVO_INLINE V16 join(F8 low, F8 high) { return {low, high}; }
 
 OCTAVO_INLINE bool any_above(V16 v, float bound) { return any(max(v.low, v.high) > splat(bound)); }
 

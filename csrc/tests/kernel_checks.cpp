@@ -65,7 +65,8 @@ class ModelMaker {
           .weight = norm(shape_.head_dim),
           .value = 1e-5f,
           .offset = q_width,
-          .num_heads = shape_.num_kv_heads});
+          .num_heads = shape_.num_kv_heads,
+          .head_dim = shape_.head_dim});
       op({.kind = OpKind::rope_store, .x = qkv, .layer = layer});
       const float scale = 1.0f / std::sqrt(float(shape_.head_dim));
       op({.kind = OpKind::attend,
@@ -78,7 +79,7 @@ class ModelMaker {
       op({.kind = OpKind::add, .x = residual, .out = branch});
       op({.kind = OpKind::rms_norm, .x = residual, .out = branch, .weight = norm(kHidden), .value = 1e-5f});
       op({.kind = OpKind::linear, .x = branch, .out = gate_up, .weight = linear({kInner, kInner}, kHidden)});
-      op({.kind = OpKind::silu_gated, .x = gate_up, .out = inner});
+      op({.kind = OpKind::activate, .x = gate_up, .out = inner});
       op({.kind = OpKind::linear, .x = inner, .out = branch, .weight = linear({kHidden}, kInner)});
       op({.kind = OpKind::add, .x = residual, .out = branch});
     }

@@ -24,7 +24,7 @@ def decoder(num_layers: int, *, hidden: int = 64, kv: int = 32, inner: int = 160
             Add(x="x", y="y"),
             RmsNorm(x="x", out="h", weight="n", eps=1e-5),
             Linear(x="h", out="gate_up", weights=("gate", "up")),
-            Activate(gate_up="gate_up", out="inner", kind="silu"),
+            Activate(x="gate_up", out="inner", kind="silu"),
             Linear(x="inner", out="y", weights=("down",)),
             Add(x="x", y="y"),
         ]

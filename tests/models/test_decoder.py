@@ -72,7 +72,7 @@ def test_widths_of_buffers_and_weights_agree_in_every_op(name):
             case Add():
                 assert (width[op.x], rows[op.x]) == (width[op.y], rows[op.y])
             case Activate():
-                assert width[op.gate_up] == 2 * width[op.out]
+                assert width[op.x] == 2 * width[op.out]
             case SelectRows():
                 assert width[op.x] == width[op.out]
                 assert (rows[op.x], rows[op.out]) == ("token", "selected")

@@ -84,7 +84,7 @@ def test_head_norm_treats_each_head_of_its_slice_alone(rng, isa):
 def test_activation_gates_with_silu(rng, isa, width):
     table = rows_of(rng, 2 * width)
     table[0, 0] = -200.0  # exp(200) is no float
-    runner = probe([Activate(gate_up=INPUT, out="out", kind="silu")], table, buffers={"out": width}, isa=isa)
+    runner = probe([Activate(x=INPUT, out="out", kind="silu")], table, buffers={"out": width}, isa=isa)
 
     run(runner, len(table))
 

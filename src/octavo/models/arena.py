@@ -17,16 +17,22 @@ from dataclasses import dataclass, field
 from octavo.models.program import (
     Activate,
     Add,
+    EmbedPosition,
     Attend,
     BufferName,
+    Combine,
     Embed,
+    ExpertLinear,
     HeadRmsNorm,
+    LayerNorm,
     Linear,
     Op,
     Program,
     RmsNorm,
     RopeStore,
+    Route,
     SelectRows,
+    SoftCap,
 )
 from octavo.units import round_up
 
@@ -105,20 +111,29 @@ def live_spans(program: Program) -> dict[BufferName, tuple[Span, ...]]:
 def buffers_of(op: Op) -> tuple[frozenset[BufferName], frozenset[BufferName]]:
     """Return the buffers whose content an op needs, and those it fills completely."""
     match op:
-        case Embed(out=out):
+        case Embed(out=out) | EmbedPosition(out=out):
             return frozenset(), frozenset({out})
-        case RmsNorm(x=x, out=out) | Linear(x=x, out=out) | SelectRows(x=x, out=out):
+        case (
+            RmsNorm(x=x, out=out)
+            | LayerNorm(x=x, out=out)
+            | Linear(x=x, out=out)
+            | Activate(x=x, out=out)
+            | Route(x=x, out=out)
+            | SelectRows(x=x, out=out)
+        ):
             return frozenset({x}), frozenset({out})
-        case HeadRmsNorm(x=x):
+        case HeadRmsNorm(x=x) | SoftCap(x=x):
             return frozenset({x}), frozenset()
+        case ExpertLinear(x=x, routes=routes, out=out, gathered=gathered, product=product):
+            return frozenset({x, routes}), frozenset({out, gathered, product})
+        case Combine(x=x, routes=routes, out=out):
+            return frozenset({x, routes}), frozenset({out})
         case RopeStore(qkv=qkv):
             return frozenset({qkv}), frozenset()
         case Attend(qkv=qkv, out=out):
             return frozenset({qkv}), frozenset({out})
         case Add(x=x, y=y):
             return frozenset({x, y}), frozenset()
-        case Activate(gate_up=gate_up, out=out):
-            return frozenset({gate_up}), frozenset({out})
 
 
 def _overlap(one: tuple[Span, ...], other: tuple[Span, ...]) -> bool:

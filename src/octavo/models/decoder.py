@@ -1,8 +1,9 @@
-"""The decoder-only transformer of the Llama family as a list of ops; flags of the spec switch its variants.
+"""The decoder-only transformer as a list of ops; flags of the spec switch the variants of its families.
 
-embed
-per layer:  norm, q|k|v, (q and k norms), rotate and store, attend, o, add, norm, gate|up, activate, down, add
-select the rows whose logits are wanted, norm, head
+embed (and positions)
+per layer:  norm, q|k|v, (q and k norms), rotate and store, attend, o, (norm), add,
+            norm, gate|up, activate, down, (norm), add            or, for a mixture, route and experts in the middle
+select the rows whose logits are wanted, norm, head, (cap)
 """
 
 from __future__ import annotations
@@ -11,20 +12,26 @@ from octavo.models.kv_groups import layer_windows
 from octavo.models.program import (
     Activate,
     Add,
+    EmbedPosition,
     Attend,
     Buffer,
     BufferName,
+    Combine,
     Embed,
+    ExpertLinear,
     HeadRmsNorm,
+    LayerNorm,
     Linear,
     Op,
     Program,
     RmsNorm,
     RopeStore,
+    Route,
     SelectRows,
+    SoftCap,
     WeightName,
 )
-from octavo.models.spec import ModelSpec
+from octavo.models.spec import Mixture, ModelSpec
 
 
 def emit_decoder(spec: ModelSpec) -> Program:
@@ -34,15 +41,19 @@ def emit_decoder(spec: ModelSpec) -> Program:
     """
     windows = layer_windows(spec.kv_groups)
     assert len(windows) == spec.num_layers, "every layer is in a KV group"
-    ops: list[Op] = [Embed(out="residual", weight="embed")]
+    ops: list[Op] = [Embed(out="residual", weight="embed", scale=spec.embed_scale)]
+    if spec.has_learned_positions:
+        ops += [EmbedPosition(out="branch", weight="positions"), Add(x="residual", y="branch")]
     for layer in range(spec.num_layers):
         ops += _attention(spec, layer, windows[layer])
         ops += _mlp(spec, layer)
     ops += [
         SelectRows(x="residual", out="selected"),
-        RmsNorm(x="selected", out="selected", weight="final_norm", eps=spec.norm_eps),
+        _norm(spec, "selected", "selected", "final_norm"),
         Linear(x="selected", out="logits", weights=("embed" if spec.tie_embeddings else "lm_head",)),
     ]
+    if spec.logits_softcap:
+        ops.append(SoftCap(x="logits", cap=spec.logits_softcap))
     return Program(ops=tuple(ops), buffers=_buffers(spec), logits="logits")
 
 
@@ -53,51 +64,141 @@ def _buffers(spec: ModelSpec) -> dict[BufferName, Buffer]:
         "branch": Buffer(width=spec.hidden_size, rows="token"),
         "qkv": Buffer(width=q_width + 2 * kv_width, rows="token"),
         "attended": Buffer(width=q_width, rows="token"),
-        "gate_up": Buffer(width=2 * spec.intermediate_size, rows="token"),
-        "activated": Buffer(width=spec.intermediate_size, rows="token"),
+        **(_mlp_buffers(spec) if spec.mixture is None else _mixture_buffers(spec, spec.mixture)),
         "selected": Buffer(width=spec.hidden_size, rows="selected"),
         "logits": Buffer(width=spec.vocab_size, rows="selected"),
     }
 
 
+def _mlp_buffers(spec: ModelSpec) -> dict[BufferName, Buffer]:
+    return {
+        "gate_up": Buffer(width=(2 if spec.has_gate else 1) * spec.intermediate_size, rows="token"),
+        "activated": Buffer(width=spec.intermediate_size, rows="token"),
+    }
+
+
+def _mixture_buffers(spec: ModelSpec, mixture: Mixture) -> dict[BufferName, Buffer]:
+    hidden, inner, num_active = spec.hidden_size, mixture.expert_size, mixture.num_active
+    widths = {
+        "scores": mixture.num_experts,
+        "routes": 2 * num_active,
+        "gate_up": num_active * 2 * inner,
+        "activated": num_active * inner,
+        "experts_out": num_active * hidden,
+        "gathered_in": hidden,
+        "product_in": 2 * inner,
+        "gathered_out": inner,
+        "product_out": hidden,
+    }
+    return {name: Buffer(width=width, rows="token") for name, width in widths.items()}
+
+
 def _attention(spec: ModelSpec, layer: int, window: int | None) -> list[Op]:
     names = f"layers.{layer}."
-    ops: list[Op] = [
-        RmsNorm(x="residual", out="branch", weight=names + "attn_norm", eps=spec.norm_eps),
-        _linear("branch", "qkv", names, ("q", "k", "v"), has_bias=spec.qkv_bias),
-    ]
+    projections = ("qkv",) if spec.has_fused_qkv else ("q", "k", "v")
+    ops: list[Op] = []
+    x = "residual"
+    if spec.norm_places != "after":
+        ops.append(_norm(spec, "residual", "branch", names + "attn_norm"))
+        x = "branch"
+    ops.append(_linear(x, "qkv", names, projections, has_bias=spec.qkv_bias))
     if spec.qk_norm:
-        offset = 0
-        for name, num_heads in (("q_norm", spec.num_heads), ("k_norm", spec.num_kv_heads)):
-            ops.append(
-                HeadRmsNorm(
-                    x="qkv",
-                    offset=offset,
-                    num_heads=num_heads,
-                    head_dim=spec.head_dim,
-                    weight=names + name,
-                    eps=spec.norm_eps,
-                )
-            )
-            offset += num_heads * spec.head_dim
-    return [
-        *ops,
-        RopeStore(qkv="qkv", layer=layer),
-        Attend(qkv="qkv", out="attended", layer=layer, scale=spec.head_dim**-0.5, window=window),
+        ops += _qk_norms(spec, names)
+    ops += [
+        RopeStore(qkv="qkv", layer=layer, is_local=window is not None and spec.local_rope is not None),
+        Attend(
+            qkv="qkv",
+            out="attended",
+            layer=layer,
+            scale=spec.attention_scale or spec.head_dim**-0.5,
+            window=window,
+            softcap=spec.attention_softcap,
+        ),
         _linear("attended", "branch", names, ("o",), has_bias=spec.output_bias),
-        Add(x="residual", y="branch"),
     ]
+    if spec.norm_places != "before":
+        ops.append(_norm(spec, "branch", "branch", names + "attn_post_norm"))
+    return [*ops, Add(x="residual", y="branch")]
+
+
+def _qk_norms(spec: ModelSpec, names: WeightName) -> list[Op]:
+    ops: list[Op] = []
+    offset = 0
+    for name, num_heads in (("q_norm", spec.num_heads), ("k_norm", spec.num_kv_heads)):
+        width = num_heads * spec.head_dim
+        num_norms = 1 if spec.qk_norm_spans_heads else num_heads
+        ops.append(
+            HeadRmsNorm(
+                x="qkv",
+                offset=offset,
+                num_heads=num_norms,
+                head_dim=width // num_norms,
+                weight=names + name,
+                eps=spec.norm_eps,
+            )
+        )
+        offset += width
+    return ops
 
 
 def _mlp(spec: ModelSpec, layer: int) -> list[Op]:
     names = f"layers.{layer}."
+    ops: list[Op] = []
+    x = "residual"
+    if spec.norm_places != "after":
+        ops.append(_norm(spec, "residual", "branch", names + "mlp_norm"))
+        x = "branch"
+    if spec.mixture is None:
+        ups = ("gate_up",) if spec.has_fused_gate_up else ("gate", "up") if spec.has_gate else ("up",)
+        ops += [
+            _linear(x, "gate_up", names, ups, has_bias=spec.mlp_bias),
+            Activate(x="gate_up", out="activated", kind=spec.activation, has_gate=spec.has_gate),
+            _linear("activated", "branch", names, ("down",), has_bias=spec.mlp_bias),
+        ]
+    else:
+        ops += _experts(spec, spec.mixture, x, names)
+    if spec.norm_places != "before":
+        ops.append(_norm(spec, "branch", "branch", names + "mlp_post_norm"))
+    return [*ops, Add(x="residual", y="branch")]
+
+
+def _experts(spec: ModelSpec, mixture: Mixture, x: BufferName, names: WeightName) -> list[Op]:
+    def weights(*each: str) -> tuple[tuple[WeightName, ...], ...]:
+        return tuple(tuple(f"{names}experts.{expert}.{name}" for name in each) for expert in range(mixture.num_experts))
+
+    num_active = mixture.num_active
     return [
-        RmsNorm(x="residual", out="branch", weight=names + "mlp_norm", eps=spec.norm_eps),
-        _linear("branch", "gate_up", names, ("gate", "up"), has_bias=spec.mlp_bias),
-        Activate(gate_up="gate_up", out="activated", kind="silu"),
-        _linear("activated", "branch", names, ("down",), has_bias=spec.mlp_bias),
-        Add(x="residual", y="branch"),
+        Linear(x=x, out="scores", weights=(names + "router",)),
+        Route(x="scores", out="routes", num_active=num_active, is_normalised=mixture.is_normalised),
+        ExpertLinear(
+            x=x,
+            routes="routes",
+            out="gate_up",
+            weights=weights("gate", "up"),
+            num_active=num_active,
+            is_split=False,
+            gathered="gathered_in",
+            product="product_in",
+        ),
+        Activate(x="gate_up", out="activated", kind=spec.activation, num_parts=num_active),
+        ExpertLinear(
+            x="activated",
+            routes="routes",
+            out="experts_out",
+            weights=weights("down"),
+            num_active=num_active,
+            is_split=True,
+            gathered="gathered_out",
+            product="product_out",
+        ),
+        Combine(x="experts_out", routes="routes", out="branch", num_active=num_active),
     ]
+
+
+def _norm(spec: ModelSpec, x: BufferName, out: BufferName, weight: WeightName) -> Op:
+    if spec.has_layer_norm:
+        return LayerNorm(x=x, out=out, weight=weight, bias=f"{weight}_bias", eps=spec.norm_eps)
+    return RmsNorm(x=x, out=out, weight=weight, eps=spec.norm_eps)
 
 
 def _linear(x: BufferName, out: BufferName, prefix: WeightName, names: tuple[str, ...], *, has_bias: bool) -> Linear:

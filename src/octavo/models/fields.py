@@ -45,6 +45,11 @@ class Fields:
         return Fields(value, self.where, parent=f"{self._parent}{name}.")
 
     @property
+    def values(self) -> Mapping[str, object]:
+        """All of them, as they are."""
+        return self._values
+
+    @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._values)
 

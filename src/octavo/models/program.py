@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from octavo.models.spec import ActivationKind
+
 BufferName = str
 WeightName = str
 
@@ -27,6 +29,28 @@ class Embed:
     out: BufferName
     weight: WeightName
     scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedPosition:
+    """`out[t] = weight[position[t]]`. weight `[max_position, width(out)]` (learned positions)."""
+
+    out: BufferName
+    weight: WeightName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorm:
+    """`out[t] = (x[t] - mean) / sqrt(mean((x[t] - mean)^2) + eps) * weight + bias`; vectors `[width]`.
+
+    `x` and `out` may be the same buffer.
+    """
+
+    x: BufferName
+    out: BufferName
+    weight: WeightName
+    bias: WeightName
+    eps: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +68,7 @@ class HeadRmsNorm:
     """RMS norm in place over each head of a slice of a buffer (Qwen3's q and k norms).
 
     Columns `[offset, offset + num_heads * head_dim)` of `x` are `num_heads` vectors, each normalised on its own with
-    the same `weight` `[head_dim]`.
+    the same `weight` `[head_dim]`. With one head as wide as all, they are normalised together (OLMo 2).
     """
 
     x: BufferName
@@ -77,11 +101,13 @@ class RopeStore:
     the rotated k and the plain v go to the cache (rounded to the KV dtype there). Rotation pairs dimension `i` with
     `i + rotary_dim / 2` ("half" pairing, as in Hugging Face models; GGUF files of the Llama family store q and k
     permuted for the other pairing, and the loader undoes that). Angles come from `Rope`. Angle, cosine and sine are
-    computed in double precision and rounded once to float32, so that all runners agree to the bit.
+    computed in double precision and rounded once to float32, so that all runners agree to the bit. Layers with
+    `is_local` are rotated by the spec's `local_rope`. A rope without width rotates nothing.
     """
 
     qkv: BufferName
     layer: int
+    is_local: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +116,8 @@ class Attend:
 
     `qkv` holds the rotated q; `out` is `[rows, num_heads * head_dim]`. For query position p of a layer without window,
     keys 0..p are visible; with window w, keys max(0, p - w + 1)..p. Query head h reads KV head
-    `h // (num_heads // num_kv_heads)`. `score = (q . k) * scale`; softmax in float32; `out = sum softmax * v`.
+    `h // (num_heads // num_kv_heads)`. `score = (q . k) * scale`, then with a softcap c `c * tanh(score / c)`; softmax in
+    float32; `out = sum softmax * v`.
     """
 
     qkv: BufferName
@@ -98,6 +125,7 @@ class Attend:
     layer: int
     scale: float
     window: int | None = None
+    softcap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +138,73 @@ class Add:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activate:
-    """`out[t] = f(gate_up[t, :n]) * gate_up[t, n:]` with `n = width(out)` and f = silu (`x / (1 + exp(-x))`)."""
+    """Apply f to each part of a row; with `has_gate` a part is `gate | up` and becomes `f(gate) * up`.
 
-    gate_up: BufferName
+    Rows of `x` and `out` consist of `num_parts` equal parts (one per active expert of a mixture). f is silu,
+    `x / (1 + exp(-x))`, or gelu_tanh, `x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3)))`, which is GELU's tanh form.
+    """
+
+    x: BufferName
     out: BufferName
-    kind: Literal["silu"]
+    kind: ActivationKind
+    has_gate: bool = True
+    num_parts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftCap:
+    """`x[t] = cap * tanh(x[t] / cap)`, in place."""
+
+    x: BufferName
+    cap: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Choose each token's experts from the router's scores `[rows, num_experts]`.
+
+    `out[t] = ids | weights`, `num_active` each, in the order of falling score (the lower id first where scores are
+    equal). Weights are the softmax over all experts, divided by the sum of the chosen ones if `is_normalised`.
+    """
+
+    x: BufferName
+    out: BufferName
+    num_active: int
+    is_normalised: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLinear:
+    """For each token and each place s of its route: `out[t, s] = concat_i(weights[e][i] @ x[t, s])`, e = the expert.
+
+    Args:
+        x: `[rows, width]`, which all places read, or `[rows, num_active * width]` with `is_split`.
+        out: `[rows, num_active * n]`.
+        weights: For each expert the weights that lie side by side in one product, as in `Linear`.
+        gathered, product: Room for the rows of one expert before and after its product: `[rows, width]`, `[rows, n]`.
+    """
+
+    x: BufferName
+    routes: BufferName
+    out: BufferName
+    weights: tuple[tuple[WeightName, ...], ...]
+    num_active: int
+    is_split: bool
+    gathered: BufferName
+    product: BufferName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combine:
+    """`out[t] = sum over places s of weight[t, s] * x[t, s]`, from the first place to the last.
+
+    `x` is `[rows, num_active * width(out)]`; weights come from `Route`.
+    """
+
+    x: BufferName
+    routes: BufferName
+    out: BufferName
+    num_active: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +215,23 @@ class SelectRows:
     out: BufferName
 
 
-Op = Embed | RmsNorm | HeadRmsNorm | Linear | RopeStore | Attend | Add | Activate | SelectRows
+Op = (
+    Embed
+    | EmbedPosition
+    | LayerNorm
+    | RmsNorm
+    | HeadRmsNorm
+    | Linear
+    | RopeStore
+    | Attend
+    | Add
+    | Activate
+    | SoftCap
+    | Route
+    | ExpertLinear
+    | Combine
+    | SelectRows
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,3 +249,25 @@ class Program:
     ops: tuple[Op, ...]
     buffers: dict[BufferName, Buffer] = field(hash=False)
     logits: BufferName
+
+
+def product_weights(op: Op) -> tuple[WeightName, ...]:
+    """Return the weights that an op multiplies its input with."""
+    match op:
+        case Linear():
+            return op.weights
+        case ExpertLinear():
+            return tuple(name for names in op.weights for name in names)
+        case _:
+            return ()
+
+
+def vector_weights(op: Op) -> tuple[WeightName, ...]:
+    """Return the vectors that an op applies element by element."""
+    match op:
+        case RmsNorm() | HeadRmsNorm():
+            return (op.weight,)
+        case LayerNorm():
+            return (op.weight, op.bias)
+        case _:
+            return ()

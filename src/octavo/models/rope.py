@@ -24,6 +24,7 @@ def inverse_frequencies(rope: Rope) -> tuple[float, ...]:
       `high_freq_factor` times; in between a blend, linear in the number of turns.
     - yarn: those that turn less than `beta_slow` times; none that turn more than `beta_fast` times; in between a
       blend, linear in the pair's index.
+    - longrope: as `freq_factors` say.
 
     Source: Hugging Face transformers' rope initialisers (modeling_rope_utils), which compute in float32.
     """
@@ -42,13 +43,13 @@ def inverse_frequencies(rope: Rope) -> tuple[float, ...]:
         case "yarn":
             low, high = _yarn_range(rope)
             return tuple(_yarn(frequency, pair, low, high, rope) for pair, frequency in enumerate(plain))
-        case "default":
+        case "default" | "longrope":
             return tuple(plain)
 
 
 def attention_scaling(rope: Rope) -> float:
-    """Return the factor on cosines and sines: 1 but for yarn, which sharpens attention over long contexts."""
-    return rope.attention_factor if rope.kind == "yarn" else 1.0
+    """Return the factor on cosines and sines: 1 but for kinds that sharpen attention over long contexts."""
+    return rope.attention_factor if rope.kind in ("yarn", "longrope") else 1.0
 
 
 def yarn_attention_factor(factor: float, *, mscale: float = 1.0) -> float:

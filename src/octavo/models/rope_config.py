@@ -6,6 +6,7 @@ Hugging Face files say `rope_theta` and `rope_scaling` (older) or `rope_paramete
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from octavo.errors import ModelFileError, UnsupportedModelError
@@ -21,6 +22,10 @@ _COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _HF_FIELDS: dict[str, tuple[RopeKind, frozenset[str]]] = {
     "default": ("default", frozenset({"factor"})),
     "linear": ("linear", frozenset({"factor"})),
+    "longrope": (
+        "longrope",
+        frozenset({"factor", "short_factor", "long_factor", "attention_factor", "original_max_position_embeddings"}),
+    ),
     "llama3": (
         "llama3",
         frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
@@ -37,8 +42,14 @@ _HF_FIELDS: dict[str, tuple[RopeKind, frozenset[str]]] = {
 }
 
 
-def rope_from_hf(config: Mapping[str, object], where: str, *, head_dim: int, max_position: int) -> Rope:
+def rope_from_hf(
+    config: Mapping[str, object], where: str, *, head_dim: int, max_position: int, may_be_partial: bool = False
+) -> Rope:
     """Read the rotary fields of `config.json`.
+
+    Args:
+        may_be_partial: Whether `partial_rotary_factor` may leave a part of each head as it is, and `longrope` give each
+            pair a divisor of its own (Phi-3).
 
     Raises:
         UnsupportedModelError: an unknown kind or field, or heads that are rotated only in part.
@@ -46,20 +57,40 @@ def rope_from_hf(config: Mapping[str, object], where: str, *, head_dim: int, max
     """
     outer = Fields(config, where)
     spellings = [name for name in ("rope_parameters", "rope_scaling") if name in outer]
-    ropes = [_rope_from_field(outer, name, head_dim=head_dim, max_position=max_position) for name in spellings]
+    rotary_dim = _rotary_dim(outer, spellings, head_dim) if may_be_partial else head_dim
+    ropes = [
+        _rope_from_field(outer, name, rotary_dim=rotary_dim, max_position=max_position, may_be_partial=may_be_partial)
+        for name in spellings
+    ]
     if not ropes:
-        return Rope(theta=_theta(outer, outer), rotary_dim=head_dim)
+        return Rope(theta=_theta(outer, outer), rotary_dim=rotary_dim)
     if any(rope != ropes[0] for rope in ropes):
         raise ModelFileError(f"{where}: rope_parameters and rope_scaling say different things")
     return ropes[0]
 
 
-def _rope_from_field(outer: Fields, name: str, *, head_dim: int, max_position: int) -> Rope:
+def _rotary_dim(outer: Fields, spellings: list[str], head_dim: int) -> int:
+    """Return how many dimensions of a head are rotated; transformers cuts fractions off."""
+    factor = outer.positive("partial_rotary_factor", 1.0)
+    for name in spellings:
+        factor = outer.inner(name).positive("partial_rotary_factor", factor)
+    rotary_dim = int(head_dim * factor)
+    if factor > 1 or rotary_dim % 2 or rotary_dim < 2:
+        raise outer.error(
+            "partial_rotary_factor", f"is {factor:g}, which rotates {rotary_dim} of {head_dim} dimensions"
+        )
+    return rotary_dim
+
+
+def _rope_from_field(outer: Fields, name: str, *, rotary_dim: int, max_position: int, may_be_partial: bool) -> Rope:
     inner = outer.inner(name)
     kind_name = inner.text("rope_type", inner.text("type", "default"))
-    _refuse_unknown(inner, kind_name)
+    _refuse_unknown(inner, kind_name, may_be_partial=may_be_partial)
     kind, _ = _HF_FIELDS[kind_name]
     theta = _theta(inner, outer)
+    head_dim = rotary_dim  # what follows scales the part that is rotated
+    if kind == "longrope":
+        return _longrope(inner, outer, theta, rotary_dim, max_position)
     if kind == "default":
         return Rope(theta=theta, rotary_dim=head_dim)
     if kind == "linear":
@@ -113,18 +144,39 @@ def _yarn(inner: Fields, theta: float, head_dim: int, original: int, max_positio
     )
 
 
-def _refuse_unknown(inner: Fields, kind_name: str) -> None:
-    if kind_name not in _HF_FIELDS or ("type" in inner and inner.text("type") != kind_name):
-        field = "rope_type" if "rope_type" in inner and kind_name not in _HF_FIELDS else "type"
+def _longrope(inner: Fields, outer: Fields, theta: float, rotary_dim: int, max_position: int) -> Rope:
+    """Read the factors for contexts up to the original length; those for longer ones are another rotation."""
+    name = "original_max_position_embeddings"
+    original = inner.whole(name, outer.whole(name, max_position))
+    factors = inner.raw("short_factor")
+    if not isinstance(factors, list) or len(factors) != rotary_dim // 2:
+        raise inner.error("short_factor", f"is not a list of {rotary_dim // 2} numbers, one for each pair")
+    pairs = Fields({str(pair): factor for pair, factor in enumerate(factors)}, inner.where, parent="short_factor.")
+    stretch = max_position / original
+    usual = 1.0 if stretch <= 1 else (1 + math.log(stretch) / math.log(original)) ** 0.5
+    return Rope(
+        theta=theta,
+        rotary_dim=rotary_dim,
+        kind="longrope",
+        original_max_position=original,
+        attention_factor=inner.positive("attention_factor", usual),
+        freq_factors=tuple(pairs.positive(str(pair)) for pair in range(len(factors))),
+    )
+
+
+def _refuse_unknown(inner: Fields, kind_name: str, *, may_be_partial: bool) -> None:
+    known = [name for name in _HF_FIELDS if name != "longrope" or may_be_partial]
+    if kind_name not in known or ("type" in inner and inner.text("type") != kind_name):
+        field = "rope_type" if "rope_type" in inner and kind_name not in known else "type"
         raise UnsupportedModelError(
             f"{inner.describe(field)}, a rotary scaling that is not implemented",
-            because=f"the known ones are {', '.join(_HF_FIELDS)}",
+            because=f"the known ones are {', '.join(known)}",
         )
     _, allowed = _HF_FIELDS[kind_name]
     for name in inner.names:
         if name not in _COMMON | allowed:
             raise UnsupportedModelError(f"{inner.describe(name)}, a field that {kind_name} scaling does not have here")
-    if inner.number("partial_rotary_factor", 1.0) != 1.0:
+    if not may_be_partial and inner.number("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModelError(f"{inner.describe('partial_rotary_factor')}; only whole heads are rotated here")
     if kind_name == "default" and inner.number("factor", 1.0) != 1.0:
         raise UnsupportedModelError(f"{inner.describe('factor')}, but default scaling has no factor")

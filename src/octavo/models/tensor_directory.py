@@ -12,14 +12,19 @@ from pathlib import Path
 
 from octavo.errors import ModelFileError
 from octavo.models.gguf_config import INTERLEAVED_ARCHITECTURES
-from octavo.models.names import canonical_names, gguf_name, hf_name, tensor_shapes
+from octavo.models.names import canonical_names, gguf_name, hf_spelling, tensor_shapes
 from octavo.models.spec import ModelSpec
 from octavo.models.tensor_entry import TensorEntry
 
 # Tables of rotary frequencies that some converters store; they follow from the configuration (a GGUF file's
 # `rope_freqs.weight` is read with it).
 _HF_HARMLESS = re.compile(r"(model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq")
+# GPT-2's files: the causal mask of each layer.
+_GPT2_HARMLESS = re.compile(r"transformer\.h\.\d+\.attn\.(masked_)?bias")
+_GPT2_FAMILY = ("gpt2", "gpt_bigcode")
 _GGUF_HARMLESS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?")
+_NORMS_LESS_ONE = ("gemma2", "gemma3")
+"""Families whose safetensors files keep norm weights less 1; GGUF files keep them whole."""
 _NUM_NAMED = 3
 
 
@@ -31,10 +36,19 @@ def match_hf_tensors(
     Raises:
         ModelFileError: tensors are missing, misshapen or unknown.
     """
-    spare_head = found.get(hf_name("lm_head")) if spec.tie_embeddings else None
+    spelling = hf_spelling(spec)
+    if spec.architecture in _GPT2_FAMILY:
+        found = {_with_prefix(name): entry for name, entry in found.items()}
+    spare_head = found.get(spelling("lm_head")) if spec.tie_embeddings else None
     if spare_head is not None:
         found = {name: entry for name, entry in found.items() if entry is not spare_head}
-    return _match(spec, found, hf_name, _HF_HARMLESS, where), spare_head
+    if spec.architecture == "gpt2":
+        found = {name: _turned(name, entry) for name, entry in found.items()}
+    harmless = _GPT2_HARMLESS if spec.architecture in _GPT2_FAMILY else _HF_HARMLESS
+    tensors = _match(spec, found, spelling, harmless, where)
+    if spec.architecture in _NORMS_LESS_ONE:
+        tensors = {name: replace(entry, adds_one=name.endswith("norm")) for name, entry in tensors.items()}
+    return tensors, spare_head
 
 
 def match_gguf_tensors(spec: ModelSpec, found: Mapping[str, TensorEntry], where: Path) -> dict[str, TensorEntry]:
@@ -43,6 +57,8 @@ def match_gguf_tensors(spec: ModelSpec, found: Mapping[str, TensorEntry], where:
     Raises:
         ModelFileError: tensors are missing, misshapen or unknown.
     """
+    if spec.mixture is not None:
+        found = _unstacked(found)
     tensors = _match(spec, found, gguf_name, _GGUF_HARMLESS, where)
     if spec.architecture not in INTERLEAVED_ARCHITECTURES:
         return tensors
@@ -51,6 +67,36 @@ def match_gguf_tensors(spec: ModelSpec, found: Mapping[str, TensorEntry], where:
         name: replace(entry, interleaved_heads=num_heads.get(name.rsplit(".", 1)[-1].removesuffix("_bias"), 0))
         for name, entry in tensors.items()
     }
+
+
+def _with_prefix(name: str) -> str:
+    """Spell a name as most files of GPT-2's family do; the oldest leave `transformer.` out."""
+    return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+
+
+def _turned(name: str, entry: TensorEntry) -> TensorEntry:
+    """GPT-2's products are stored as `[in_features, out_features]`."""
+    is_product = re.search(r"\.(c_attn|c_proj|c_fc)\.weight$", name) is not None and len(entry.shape) == 2
+    return replace(entry, shape=entry.shape[::-1], is_transposed=True) if is_product else entry
+
+
+def _unstacked(found: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """Cut `blk.0.ffn_up_exps.weight`, `[experts, rows, columns]`, into `blk.0.ffn_up_exps.3.weight` and so on."""
+    entries: dict[str, TensorEntry] = {}
+    for name, entry in found.items():
+        stem, _, suffix = name.rpartition(".")
+        if not stem.endswith("_exps") or len(entry.shape) != 3:
+            entries[name] = entry
+            continue
+        num_bytes = entry.num_bytes // entry.shape[0]
+        for expert in range(entry.shape[0]):
+            entries[f"{stem}.{expert}.{suffix}"] = replace(
+                entry,
+                shape=entry.shape[1:],
+                offset_bytes=entry.offset_bytes + expert * num_bytes,
+                num_bytes=num_bytes,
+            )
+    return entries
 
 
 def _match(

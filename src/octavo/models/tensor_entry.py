@@ -35,6 +35,8 @@ class TensorEntry:
         stamp: Of the file when its header was read.
         interleaved_heads: If not 0, the rows of each of so many heads are stored in interleaved rotary order
             (0, d/2, 1, d/2 + 1, ...) and must be put back when read.
+        is_transposed: The file keeps the matrix with rows and columns exchanged; `shape` is ours.
+        adds_one: The file keeps the values less 1 (Gemma's norms); they are read as float32 with 1 added.
     """
 
     name: str
@@ -45,6 +47,8 @@ class TensorEntry:
     num_bytes: int
     stamp: FileStamp
     interleaved_heads: int = 0
+    is_transposed: bool = False
+    adds_one: bool = False
 
     @property
     def num_values(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -100,8 +100,11 @@ class WeightSource:
         entry = self._tensors[name]
         data = np.empty(entry.num_bytes, dtype=np.uint8)
         self._fill(entry, data.data, progress)
+        if entry.is_transposed:
+            data = _turn(data, entry)
         rows = data.reshape(entry.num_rows, -1) if entry.num_bytes else data.reshape(entry.num_rows, 0)
-        return Tensor(name=name, shape=entry.shape, kind=entry.kind, data=_restore_row_order(rows, entry))
+        tensor = Tensor(name=name, shape=entry.shape, kind=entry.kind, data=_restore_row_order(rows, entry))
+        return _with_one_added(tensor) if entry.adds_one else tensor
 
     def read_all(self, progress: Progress | None = None) -> Iterator[Tensor]:
         """Read every tensor, in the order they lie in their files.
@@ -185,6 +188,20 @@ def _restore_row_order(rows: npt.NDArray[np.uint8], entry: TensorEntry) -> npt.N
     item_bytes = rows.shape[1] if len(entry.shape) == 2 else KIND_LAYOUTS[entry.kind].block_bytes
     pairs = rows.reshape(entry.interleaved_heads, -1, 2, item_bytes)
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _turn(data: npt.NDArray[np.uint8], entry: TensorEntry) -> npt.NDArray[np.uint8]:
+    """Exchange rows and columns of a float matrix."""
+    layout = KIND_LAYOUTS[entry.kind]
+    assert layout.block_size == 1, "values of a quantised row cannot move"
+    num_rows, num_columns = entry.shape
+    turned = data.reshape(num_columns, num_rows, layout.block_bytes).swapaxes(0, 1)
+    return np.ascontiguousarray(turned)
+
+
+def _with_one_added(tensor: Tensor) -> Tensor:
+    values = tensor.to_f32() + np.float32(1)
+    return replace(tensor, kind="f32", data=values.view(np.uint8).reshape(1, -1))
 
 
 def _changed(entry: TensorEntry) -> ModelFileError:

@@ -194,7 +194,7 @@ def _layers_program(spec: ModelSpec) -> Program:
     for layer in range(spec.num_layers):
         ops += [
             RmsNorm(x="residual", out="branch", weight="norm", eps=spec.norm_eps),
-            Activate(gate_up="gate_up", out="activated", kind="silu"),
+            Activate(x="gate_up", out="activated", kind="silu"),
             Add(x="residual", y="branch"),
             RopeStore(qkv="qkv", layer=layer),
             Attend(qkv="qkv", out="attended", layer=layer, scale=spec.head_dim**-0.5, window=windows[layer]),
@@ -321,9 +321,9 @@ def _row_wise(
         "rms_norm": 2 * spec.hidden_size * FLOAT_BYTES,
         "rope_store": (2 * (q_width + kv_width) + kv_width) * FLOAT_BYTES + 2 * kv_width * KV_BYTES[kv_cache_dtype],
         "add": 3 * spec.hidden_size * FLOAT_BYTES,
-        "silu_gated": 3 * spec.intermediate_size * FLOAT_BYTES,
+        "activate": 3 * spec.intermediate_size * FLOAT_BYTES,
     }
-    names = {"rms_norm": "norm", "rope_store": "rotate and store", "add": "add", "silu_gated": "activate"}
+    names = {"rms_norm": "norm", "rope_store": "rotate and store", "add": "add", "activate": "activate"}
     for op, name in names.items():
         yield KernelSpeed(
             kernel=name,

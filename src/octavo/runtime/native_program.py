@@ -11,14 +11,20 @@ from octavo.models.program import (
     Add,
     Attend,
     BufferName,
+    Combine,
     Embed,
+    EmbedPosition,
+    ExpertLinear,
     HeadRmsNorm,
+    LayerNorm,
     Linear,
     Op,
     Program,
     RmsNorm,
     RopeStore,
+    Route,
     SelectRows,
+    SoftCap,
     WeightName,
 )
 from octavo.models.rope import attention_scaling, inverse_frequencies
@@ -90,6 +96,7 @@ def model_sizes(spec: ModelSpec) -> Record:
     groups = spec.kv_groups or (KVGroup(layers=tuple(range(spec.num_layers))),)
     places = {layer: (group, index) for group, kv in enumerate(groups) for index, layer in enumerate(kv.layers)}
     has_rope = spec.rope.kind != "none" and spec.rope.rotary_dim > 0
+    local_rope = spec.local_rope
     return {
         "vocab_size": spec.vocab_size,
         "num_heads": spec.num_heads,
@@ -98,6 +105,8 @@ def model_sizes(spec: ModelSpec) -> Record:
         "rotary_dim": spec.rope.rotary_dim if has_rope else 0,
         "inverse_frequencies": list(inverse_frequencies(spec.rope)) if has_rope else [],
         "attention_scaling": attention_scaling(spec.rope),
+        "local_frequencies": [] if local_rope is None else list(inverse_frequencies(local_rope)),
+        "local_scaling": 1.0 if local_rope is None else attention_scaling(local_rope),
         "layer_groups": [places[layer][0] for layer in range(spec.num_layers)],
         "layer_indices": [places[layer][1] for layer in range(spec.num_layers)],
         "num_groups": len(groups),
@@ -114,6 +123,17 @@ def _record(op: Op, numbering: _Numbering) -> Record:
                 "weight": numbering.product((op.weight,)),
                 "value": op.scale,
             }
+        case EmbedPosition():
+            return {"kind": "embed_position", "out": buffers[op.out], "weight": numbering.product((op.weight,))}
+        case LayerNorm():
+            return {
+                "kind": "layer_norm",
+                "x": buffers[op.x],
+                "out": buffers[op.out],
+                "weight": numbering.vector(op.weight),
+                "bias": numbering.vector(op.bias),
+                "value": op.eps,
+            }
         case RmsNorm():
             return {
                 "kind": "rms_norm",
@@ -129,6 +149,7 @@ def _record(op: Op, numbering: _Numbering) -> Record:
                 "weight": numbering.vector(op.weight),
                 "offset": op.offset,
                 "num_heads": op.num_heads,
+                "head_dim": op.head_dim,
                 "value": op.eps,
             }
         case Linear():
@@ -139,7 +160,7 @@ def _record(op: Op, numbering: _Numbering) -> Record:
                 "weight": numbering.product(op.weights, op.biases),
             }
         case RopeStore():
-            return {"kind": "rope_store", "x": buffers[op.qkv], "layer": op.layer}
+            return {"kind": "rope_store", "x": buffers[op.qkv], "layer": op.layer, "is_local": op.is_local}
         case Attend():
             return {
                 "kind": "attend",
@@ -148,10 +169,48 @@ def _record(op: Op, numbering: _Numbering) -> Record:
                 "layer": op.layer,
                 "value": op.scale,
                 "window": op.window or 0,
+                "softcap": op.softcap,
             }
         case Add():
             return {"kind": "add", "x": buffers[op.x], "out": buffers[op.y]}
         case Activate():
-            return {"kind": "silu_gated", "x": buffers[op.gate_up], "out": buffers[op.out]}
+            return {
+                "kind": "activate",
+                "x": buffers[op.x],
+                "out": buffers[op.out],
+                "is_gelu": op.kind == "gelu_tanh",
+                "has_gate": op.has_gate,
+                "num_parts": op.num_parts,
+            }
+        case SoftCap():
+            return {"kind": "soft_cap", "x": buffers[op.x], "value": op.cap}
+        case Route():
+            return {
+                "kind": "route",
+                "x": buffers[op.x],
+                "out": buffers[op.out],
+                "num_active": op.num_active,
+                "is_normalised": op.is_normalised,
+            }
+        case ExpertLinear():
+            return {
+                "kind": "expert_linear",
+                "x": buffers[op.x],
+                "out": buffers[op.out],
+                "routes": buffers[op.routes],
+                "gathered": buffers[op.gathered],
+                "product": buffers[op.product],
+                "experts": [numbering.product(names) for names in op.weights],
+                "num_active": op.num_active,
+                "is_split": op.is_split,
+            }
+        case Combine():
+            return {
+                "kind": "combine",
+                "x": buffers[op.x],
+                "out": buffers[op.out],
+                "routes": buffers[op.routes],
+                "num_active": op.num_active,
+            }
         case SelectRows():
             return {"kind": "select_rows", "x": buffers[op.x], "out": buffers[op.out]}

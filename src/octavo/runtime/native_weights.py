@@ -13,7 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.models.held_kinds import HeldDtype, held_kind
-from octavo.models.program import Embed, HeadRmsNorm, Linear, Program, RmsNorm, WeightName
+from octavo.models.program import (
+    Embed,
+    EmbedPosition,
+    ExpertLinear,
+    Linear,
+    Program,
+    WeightName,
+    vector_weights,
+)
 from octavo.models.weights import Tensor
 from octavo.runtime import _native
 from octavo.runtime.held_rows import hold
@@ -69,7 +77,7 @@ def pack_weights(
     for product, names in missing.items():
         for name in names:
             users.setdefault(name, []).append(product)
-    norm_names = {op.weight for op in program.ops if isinstance(op, RmsNorm | HeadRmsNorm)}
+    norm_names = {name for op in program.ops for name in vector_weights(op)}
     packed: dict[Product, _native.PackedLinear] = {}
     vectors: dict[WeightName, npt.NDArray[np.float32]] = {}
     waiting: dict[WeightName, Tensor] = {}
@@ -94,8 +102,10 @@ def _products(program: Program) -> dict[Product, None]:
     """Return the products of a program, each once, in order."""
     products: dict[Product, None] = {}
     for op in program.ops:
-        if isinstance(op, Embed):
+        if isinstance(op, Embed | EmbedPosition):
             products[(op.weight,), ()] = None
+        elif isinstance(op, ExpertLinear):
+            products.update(dict.fromkeys((names, ()) for names in op.weights))
         elif isinstance(op, Linear):
             products[op.weights, op.biases] = None
     return products

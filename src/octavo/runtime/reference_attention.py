@@ -18,6 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.runtime.reference_ops import soft_cap
 from octavo.runtime.row_matmul import RowArithmetic, Shape
 from octavo.units import cdiv
 
@@ -41,6 +42,7 @@ def attend(
     start_position: int,
     scale: float,
     window: int | None,
+    softcap: float = 0.0,
     arithmetic: RowArithmetic,
 ) -> Float32:
     """Return what each query token of one request reads from its context.
@@ -50,6 +52,7 @@ def attend(
         keys, values: Of positions 0 to the last query's, `[num_kv_heads, context_length, head_dim]`. What lies before
             every window may be anything.
         window: Tokens a query sees, its own included; `None` means all.
+        softcap: Bound c of scores, `c * tanh(score / c)`; 0 means none.
 
     Returns:
         `[num_tokens, num_heads, head_dim]`.
@@ -80,6 +83,7 @@ def attend(
             value_tiles[:, seen],
             _visible(positions[turn], seen, window),
             np.float32(scale),
+            softcap,
             arithmetic,
         )
     rows = out.reshape(num_kv_heads, -1, head_dim)[:, : num_tokens * group]
@@ -92,6 +96,7 @@ def _attend_tiles(
     values: Float32,
     visible: NDArray[np.bool_],
     scale: np.float32,
+    softcap: float,
     arithmetic: RowArithmetic,
 ) -> Float32:
     """Attend for some query tiles; Q query tiles, K key tiles.
@@ -107,6 +112,8 @@ def _attend_tiles(
     # are in a fixed order only along a contiguous axis.
     scores = np.full(products.shape, -np.inf, np.float32)
     np.multiply(products, scale, out=scores, where=visible)
+    if softcap:
+        np.copyto(scores, soft_cap(scores, softcap), where=visible)
     weights = np.exp(scores - scores.max(axis=(2, 4), keepdims=True))
     tile_sums = np.add.reduce(weights, axis=-1)
     tile_outs = arithmetic.multiply(values[:, None], weights)

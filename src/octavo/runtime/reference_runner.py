@@ -20,17 +20,24 @@ from octavo.core.step import SampledToken, StepPlan, StepResult, TokenLogprobs
 from octavo.models.program import (
     Activate,
     Add,
+    EmbedPosition,
     Attend,
     BufferName,
+    Combine,
     Embed,
+    ExpertLinear,
     HeadRmsNorm,
+    LayerNorm,
     Linear,
     Op,
     Program,
     RmsNorm,
     RopeStore,
+    Route,
     SelectRows,
+    SoftCap,
     WeightName,
+    product_weights,
 )
 from octavo.models.spec import ModelSpec
 from octavo.runtime import reference_ops
@@ -75,15 +82,12 @@ class ReferenceRunner:
         self._program = program
         self._poison = poison
         self._kv = KVStorage(spec, num_blocks=num_blocks, block_size=block_size, dtype=kv_cache_dtype, poison=poison)
-        self._rope = RopeTable(spec.rope)
+        self._ropes = (RopeTable(spec.rope), RopeTable(spec.local_rope or spec.rope))
         self._group_of_layer = {layer: index for index, group in enumerate(spec.kv_groups) for layer in group.layers}
         self._weights = weights
         self._arithmetic = choose_row_arithmetic(_product_shapes(program, weights, spec.head_dim))
         self._products = {
-            name: RowMatmul(weights[name], self._arithmetic)
-            for op in program.ops
-            if isinstance(op, Linear)
-            for name in op.weights
+            name: RowMatmul(weights[name], self._arithmetic) for op in program.ops for name in product_weights(op)
         }
         self._first_selected_op = _first_selected_op(program)
         self._result: StepResult | None = None
@@ -157,6 +161,11 @@ class ReferenceRunner:
         match op:
             case Embed():
                 buffers[op.out][...] = reference_ops.embed(inputs.token_ids, self._weights[op.weight], op.scale)
+            case EmbedPosition():
+                buffers[op.out][...] = self._weights[op.weight][inputs.positions]
+            case LayerNorm():
+                weight, bias = self._weights[op.weight], self._weights[op.bias]
+                buffers[op.out][...] = reference_ops.layer_norm(buffers[op.x], weight, bias, op.eps)
             case RmsNorm():
                 buffers[op.out][...] = reference_ops.rms_norm(buffers[op.x], self._weights[op.weight], op.eps)
             case HeadRmsNorm():
@@ -173,7 +182,19 @@ class ReferenceRunner:
             case Add():
                 buffers[op.x] += buffers[op.y]
             case Activate():
-                buffers[op.out][...] = reference_ops.gated_silu(buffers[op.gate_up])
+                buffers[op.out][...] = reference_ops.activate(
+                    buffers[op.x], op.kind, has_gate=op.has_gate, num_parts=op.num_parts
+                )
+            case SoftCap():
+                buffers[op.x][...] = reference_ops.soft_cap(buffers[op.x], op.cap)
+            case Route():
+                buffers[op.out][...] = reference_ops.route(
+                    buffers[op.x], num_active=op.num_active, is_normalised=op.is_normalised
+                )
+            case ExpertLinear():
+                self._expert_linear(op, buffers[op.x], buffers[op.routes], buffers[op.out])
+            case Combine():
+                self._combine(op, buffers[op.x], buffers[op.routes], buffers[op.out])
             case SelectRows():
                 buffers[op.out][...] = buffers[op.x][selected_rows]
 
@@ -188,10 +209,28 @@ class ReferenceRunner:
             first += product.shape[1]
         assert first == out.shape[1], "the weights fill the buffer"
 
+    def _expert_linear(self, op: ExpertLinear, x: Float32, routes: Float32, out: Float32) -> None:
+        """Multiply the rows of each expert together. A row's bits are the same whichever rows come with it."""
+        out_parts = out.reshape(len(out), op.num_active, -1)
+        parts = x.reshape(len(x), op.num_active, -1) if op.is_split else x[:, None]
+        for expert, names in enumerate(op.weights):
+            rows, places = np.nonzero(routes[:, : op.num_active] == expert)
+            if not len(rows):
+                continue
+            own = parts[rows, places if op.is_split else 0]
+            out_parts[rows, places] = np.concatenate([self._products[name](own) for name in names], axis=1)
+
+    @staticmethod
+    def _combine(op: Combine, x: Float32, routes: Float32, out: Float32) -> None:
+        parts = x.reshape(len(x), op.num_active, -1)
+        out[...] = 0
+        for place in range(op.num_active):
+            out += routes[:, op.num_active + place, None] * parts[:, place]
+
     def _rope_store(self, op: RopeStore, qkv: Float32, inputs: StepInputs) -> None:
         num_heads, num_kv_heads, head_dim = self._spec.num_heads, self._spec.num_kv_heads, self._spec.head_dim
         heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
-        cos, sin = self._rope.cos_sin(inputs.positions)
+        cos, sin = self._ropes[op.is_local].cos_sin(inputs.positions)
         heads[:, :num_heads] = reference_ops.rotate(heads[:, :num_heads], cos, sin)
         keys = reference_ops.rotate(heads[:, num_heads : num_heads + num_kv_heads], cos, sin)
         values = heads[:, num_heads + num_kv_heads :]
@@ -209,6 +248,7 @@ class ReferenceRunner:
             start_position=request.start_position,
             scale=op.scale,
             window=op.window,
+            softcap=op.softcap,
             arithmetic=self._arithmetic,
         )
         return attended.reshape(len(qkv), num_heads * head_dim)
@@ -254,6 +294,6 @@ def _first_selected_op(program: Program) -> int:
 
 def _product_shapes(program: Program, weights: Mapping[WeightName, Float32], head_dim: int) -> list[Shape]:
     """Return the shapes of all products that the program needs."""
-    names = {name for op in program.ops if isinstance(op, Linear) for name in op.weights}
+    names = {name for op in program.ops for name in product_weights(op)}
     widths = {weights[name].shape[1] for name in names}
     return [*((panel_rows(width), width) for width in widths), *attention_shapes(head_dim)]

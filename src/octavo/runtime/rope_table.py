@@ -21,7 +21,7 @@ class RopeTable:
     """
 
     def __init__(self, rope: Rope) -> None:
-        self._frequencies = inverse_frequencies(rope)
+        self._frequencies = inverse_frequencies(rope) if rope.rotary_dim else ()
         self._scaling = attention_scaling(rope)
         self._cos_sin = np.empty((2, 0, len(self._frequencies)), np.float32)
 

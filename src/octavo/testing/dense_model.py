@@ -17,17 +17,24 @@ from octavo.models.load import OpenedModel, open_model
 from octavo.models.program import (
     Activate,
     Add,
+    EmbedPosition,
     Attend,
     BufferName,
+    Combine,
     Embed,
+    ExpertLinear,
     HeadRmsNorm,
+    LayerNorm,
     Linear,
     Op,
     RmsNorm,
     RopeStore,
+    Route,
     SelectRows,
+    SoftCap,
 )
 from octavo.models.rope import attention_scaling, inverse_frequencies
+from octavo.models.spec import Rope
 from octavo.models.weights import WeightSource
 
 Floats = npt.NDArray[np.float32]
@@ -76,6 +83,12 @@ class DenseModel:
         match op:
             case Embed():
                 buffers[op.out] = weights[op.weight][tokens] * np.float32(op.scale)
+            case EmbedPosition():
+                buffers[op.out] = weights[op.weight][: len(tokens)]
+            case LayerNorm():
+                x = buffers[op.x]
+                normed = (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + op.eps)
+                buffers[op.out] = normed * weights[op.weight] + weights[op.bias]
             case RmsNorm():
                 buffers[op.out] = _rms_norm(buffers[op.x], weights[op.weight], op.eps)
             case HeadRmsNorm():
@@ -89,28 +102,63 @@ class DenseModel:
                     parts = [part + weights[name] for part, name in zip(parts, op.biases, strict=True)]
                 buffers[op.out] = np.concatenate(parts, axis=1)
             case RopeStore():
-                self._rotate(buffers[op.qkv])
+                self._rotate(buffers[op.qkv], self._rope(op))
             case Attend():
                 buffers[op.out] = self._attend(buffers[op.qkv], op)
             case Add():
                 buffers[op.x] = buffers[op.x] + buffers[op.y]
             case Activate():
-                gate, up = np.split(buffers[op.gate_up], 2, axis=1)
-                buffers[op.out] = gate / (1 + np.exp(-gate)) * up
+                parts = [_activate(op, part) for part in np.split(buffers[op.x], op.num_parts, axis=1)]
+                buffers[op.out] = np.concatenate(parts, axis=1)
+            case SoftCap():
+                buffers[op.x] = np.float32(op.cap) * np.tanh(buffers[op.x] / np.float32(op.cap))
+            case Route():
+                buffers[op.out] = _route(op, buffers[op.x])
+            case ExpertLinear():
+                buffers[op.out] = self._experts(op, buffers[op.x], buffers[op.routes])
+            case Combine():
+                weighted = zip(
+                    np.split(buffers[op.x], op.num_active, axis=1), buffers[op.routes].T[op.num_active :], strict=True
+                )
+                buffers[op.out] = sum((part * weight[:, None] for part, weight in weighted), np.float32(0))
             case SelectRows():
                 buffers[op.out] = buffers[op.x][wanted]
 
-    def _rotate(self, qkv: Floats) -> None:
+    def _experts(self, op: ExpertLinear, x: Floats, routes: Floats) -> Floats:
+        """Token by token, place by place."""
+        rows = []
+        for row, route in zip(x, routes, strict=True):
+            parts = np.split(row, op.num_active) if op.is_split else [row] * op.num_active
+            experts = route[: op.num_active].astype(int)
+            rows.append(
+                np.concatenate(
+                    [
+                        self._weights[name] @ part
+                        for expert, part in zip(experts, parts, strict=True)
+                        for name in op.weights[expert]
+                    ]
+                )
+            )
+        return np.stack(rows)
+
+    def _rope(self, op: RopeStore) -> Rope:
+        spec = self.model.spec
+        return spec.local_rope if op.is_local and spec.local_rope is not None else spec.rope
+
+    def _rotate(self, qkv: Floats, rope: Rope) -> None:
         """Turn q and k in place; without a cache nothing is stored."""
         spec = self.model.spec
+        if not rope.rotary_dim:
+            return
         positions = np.arange(len(qkv), dtype=np.float64)
-        angles = np.outer(positions, inverse_frequencies(spec.rope))
-        scaling = attention_scaling(spec.rope)
+        angles = np.outer(positions, inverse_frequencies(rope))
+        scaling = attention_scaling(rope)
         cos, sin = ((part * scaling).astype(np.float32)[:, None] for part in (np.cos(angles), np.sin(angles)))
         num_rotated = spec.num_heads + spec.num_kv_heads
         heads = qkv[:, : num_rotated * spec.head_dim].reshape(len(qkv), num_rotated, spec.head_dim)
-        first, second = np.split(heads, 2, axis=2)
-        turned = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=2)
+        half = rope.rotary_dim // 2
+        first, second, rest = np.split(heads, [half, 2 * half], axis=2)
+        turned = np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=2)
         qkv[:, : num_rotated * spec.head_dim] = turned.reshape(len(qkv), -1)
 
     def _attend(self, qkv: Floats, op: Attend) -> Floats:
@@ -121,7 +169,10 @@ class DenseModel:
         k, v = np.split(heads[spec.num_heads :].repeat(group, axis=0), 2)
         distance = np.arange(length)[:, None] - np.arange(length)[None, :]
         hidden = (distance < 0) | (distance >= (op.window or math.inf))
-        scores = np.where(hidden, np.float32(-np.inf), q @ k.swapaxes(1, 2) * np.float32(op.scale))
+        scores = q @ k.swapaxes(1, 2) * np.float32(op.scale)
+        if op.softcap:
+            scores = np.float32(op.softcap) * np.tanh(scores / np.float32(op.softcap))
+        scores = np.where(hidden, np.float32(-np.inf), scores)
         shares = np.exp(scores - scores.max(axis=2, keepdims=True))
         shares /= shares.sum(axis=2, keepdims=True)
         mixed: Floats = (shares @ v).swapaxes(0, 1).reshape(length, -1)
@@ -132,3 +183,22 @@ def _rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
     normed: Floats = x / np.sqrt(mean_square + np.float32(eps)) * weight
     return normed
+
+
+def _activate(op: Activate, x: Floats) -> Floats:
+    gate, up = np.split(x, 2, axis=1) if op.has_gate else (x, np.float32(1))
+    if op.kind == "silu":
+        return gate / (1 + np.exp(-gate)) * up
+    inner = np.float32(math.sqrt(2 / math.pi)) * (gate + np.float32(0.044715) * gate**3)
+    activated: Floats = np.float32(0.5) * gate * (1 + np.tanh(inner)) * up
+    return activated
+
+
+def _route(op: Route, scores: Floats) -> Floats:
+    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    ids = np.argsort(-shares, axis=1, kind="stable")[:, : op.num_active]
+    chosen = np.take_along_axis(shares, ids, axis=1)
+    if op.is_normalised:
+        chosen /= chosen.sum(axis=1, keepdims=True)
+    return np.concatenate([ids.astype(np.float32), chosen], axis=1)
