@@ -9,7 +9,7 @@ of all layers of *one* group, and a request has a block table per group. Nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.config.engine import KVDtype
 from octavo.models.arena import lay_out
@@ -56,6 +56,10 @@ class KVShape:
     def token_bytes(self) -> int:
         """Bytes that one more token costs while no window is full."""
         return len(self.windows) * self.layers_per_group * self.token_layer_bytes
+
+    def without_windows(self) -> KVShape:
+        """Return the same, for an allocator that keeps every token of every group."""
+        return replace(self, windows=(None,) * len(self.windows))
 
     def blocks_for_tokens(self, num_tokens: int, *, max_num_batched_tokens: int) -> int:
         """Return the most blocks that one request of `num_tokens` holds at once, over all groups.
