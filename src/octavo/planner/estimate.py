@@ -56,3 +56,13 @@ def remainder(whole: Estimate, *parts: Estimate, source: str) -> Estimate:
     return Estimate(
         low_bytes=value - int(below**0.5), value_bytes=value, high_bytes=value + int(above**0.5), source=source
     )
+
+
+def share(whole: Estimate, ratio: float) -> Estimate:
+    """Return `ratio` of a figure, e.g. what an engine may use of a device's memory."""
+    return Estimate(
+        low_bytes=int(whole.low_bytes * ratio),
+        value_bytes=int(whole.value_bytes * ratio),
+        high_bytes=int(whole.high_bytes * ratio),
+        source=f"{ratio:g} of {whole.source}",
+    )

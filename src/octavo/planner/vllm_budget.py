@@ -1,42 +1,46 @@
-"""How vLLM spends a device's memory: rules fitted on its start-up logs, by release.
+"""How vLLM spends a device's memory, from a model's widths, its own defaults, and the rules of `vllm_eras.py`.
 
-vLLM measures its activation peak when it starts: a forward pass over `max_num_batched_tokens` tokens, then the sampler
-over `max_num_seqs` rows of logits. The larger of the two counts.
+At the start vLLM runs a step of `max_num_batched_tokens` tokens, then its sampler on `max_num_seqs` rows of logits,
+while the step's hidden states, the experts' buffers and the images' features are still held. The larger peak counts:
+
+    forward  2 B x batched tokens x (3 x MLP width / TP + 3 x hidden size)
+    sampler  14.5 B (38 B before 0.17) x sequences x vocabulary + 2 B x batched tokens x hidden size
+    both     + buffers of experts (not divided by their TP where the hidden size is wider) + features of images
 """
 
 from __future__ import annotations
 
 from octavo.planner.engine_budget import BudgetCase, EngineBudget
 from octavo.planner.engine_version import EngineVersion
-from octavo.planner.estimate import Estimate, around, remainder
-from octavo.units import GIB
+from octavo.planner.estimate import Estimate, around, exact, remainder, share
+from octavo.planner.vllm_eras import VllmEra, vllm_era
+from octavo.units import GIB, MIB
 
 NEWEST = EngineVersion(0, 19)
 """The newest release that the rules were fitted on, and what is planned for when none is named."""
 
-_LEAN_SAMPLER = EngineVersion(0, 17)
-_GRAPHS_INSIDE = EngineVersion(0, 21)
-_V1 = EngineVersion(0, 8)
+_ELEMENT_BYTES = 2
+# A prompt is computed in chunks from this length on, before all were; releases up to 0.6 in chunks of 512.
+_LONG_PROMPT = 32768
+# Kernels of experts take no more tokens at once.
+_EXPERT_TOKENS = 32768
 
 
 def vllm_budget(case: BudgetCase) -> EngineBudget:
     """Return how vLLM will spend one device's memory."""
-    settings, version = case.settings, case.version
-    utilization = 0.9 if settings.utilization is None else settings.utilization
-    num_batched, num_seqs = _limits(case)
-    usable = Estimate(
-        low_bytes=int(case.visible.low_bytes * utilization),
-        value_bytes=int(case.visible.value_bytes * utilization),
-        high_bytes=int(case.visible.high_bytes * utilization),
-        source=f"{case.visible.source}, x {utilization:g}",
-    )
-    activation = _activation(case, num_seqs=num_seqs)
-    overhead = _overhead(case)
-    graphs = around(0.0 if settings.is_eager else 0.9 * GIB, below=0.4 * GIB, above=1.1 * GIB, source="vLLM logs, 2026")
-    inside = version >= _GRAPHS_INSIDE
+    era = vllm_era(case.version)
+    settings = case.settings
+    utilization = era.utilization if settings.utilization is None else settings.utilization
+    num_batched = _num_batched_tokens(case, era)
+    num_seqs = min(settings.max_num_seqs or (1024 if _is_large(case, era) else 256), num_batched)
+    usable = share(case.visible, utilization)
+    activation = _activation(case, era, num_batched=num_batched, num_seqs=num_seqs)
+    overhead = _overhead(case, era)
+    graphs = _graphs(case, era)
+    counted = (case.weights, activation, overhead, *((graphs,) if era.graphs_inside else ()))
     return EngineBudget(
         engine="vllm",
-        version=version,
+        version=case.version,
         utilization=utilization,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=num_batched,
@@ -46,35 +50,100 @@ def vllm_budget(case: BudgetCase) -> EngineBudget:
         activation=activation,
         overhead=overhead,
         graphs=graphs,
-        graphs_inside=inside,
-        kv_pool=remainder(
-            usable,
-            case.weights,
-            activation,
-            overhead,
-            *((graphs,) if inside else ()),
-            source="usable memory - the rest",
-        ),
+        graphs_inside=era.graphs_inside,
+        kv_pool=remainder(usable, *counted, source="usable memory - weights - activation peak - overhead"),
+        notes=_notes(case, era, usable, graphs),
     )
 
 
-def _limits(case: BudgetCase) -> tuple[int, int]:
-    """Return (max_num_batched_tokens, max_num_seqs) as vLLM resolves them."""
+def _is_large(case: BudgetCase, era: VllmEra) -> bool:
+    """Say whether larger defaults hold: 70 GiB or more and no A100, since 0.8 (vllm-project/vllm#17885)."""
+    if not era.is_chunked:
+        return False
+    return case.device.gets_large_batches if case.device else case.visible.value_bytes >= 70 * GIB
+
+
+def _num_batched_tokens(case: BudgetCase, era: VllmEra) -> int:
+    asked = case.settings.max_num_batched_tokens
+    if asked is not None:
+        return asked
+    if era.is_chunked:
+        return 8192 if _is_large(case, era) else 2048
+    if case.settings.max_model_len > _LONG_PROMPT:
+        return 512 if case.version < EngineVersion(0, 7) else 2048
+    return max(case.settings.max_model_len, 2048)
+
+
+def _activation(case: BudgetCase, era: VllmEra, *, num_batched: int, num_seqs: int) -> Estimate:
+    model, tp = case.forward, case.settings.tensor_parallel_size
+    row_bytes = _ELEMENT_BYTES * num_batched
+    forward = row_bytes * (3 * model.mlp_width / tp + 3 * model.hidden_size) + era.forward_gib * GIB
+    sampler = (
+        era.sampler_bytes_per_logit * num_seqs * model.vocab_size
+        + row_bytes * model.hidden_size
+        + era.sampler_gib * GIB
+    )
+    experts = _expert_buffer_bytes(case, num_batched=num_batched)
+    images = (row_bytes * model.hidden_size + 90 * MIB) if model.sees_images else 0.0
+    peak = max(forward, sampler) + experts + images
+    doubt = era.doubt_gib * GIB + era.doubt_share * peak + 0.25 * experts + 0.6 * images
+    # Images of the largest size that a model takes may need more than any text; what they need is the model's own.
+    unseen = 0.6 * GIB if model.sees_images else 0.0
+    return around(peak, below=doubt, above=doubt + unseen, source=era.source)
+
+
+def _expert_buffer_bytes(case: BudgetCase, *, num_batched: int) -> float:
+    """Return what stays allocated for experts' inner and outer rows, and for the latent rows of long prompts."""
+    model, tp = case.forward, case.settings.tensor_parallel_size
+    num_bytes = 0.0
+    if model.is_mixture and model.has_expert_buffers:
+        width = model.expert_width / tp
+        rows = min(num_batched, _EXPERT_TOKENS) * model.num_experts_per_token
+        num_bytes += _ELEMENT_BYTES * rows * (max(2 * width, model.hidden_size) + width)
+    if model.latent_width:
+        num_bytes += _ELEMENT_BYTES * min(8 * case.settings.max_model_len, 65536) * model.latent_width
+    return num_bytes
+
+
+def _overhead(case: BudgetCase, era: VllmEra) -> Estimate:
     settings = case.settings
-    is_large = case.device.gets_large_batches if case.device else case.visible.value_bytes >= 70 * GIB
-    num_batched = settings.max_num_batched_tokens or (8192 if is_large else 2048)
-    num_seqs = settings.max_num_seqs or (1024 if is_large else 256)
-    return num_batched, min(num_seqs, num_batched)
+    group = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    rule = era.alone if group == 1 else era.together
+    # Each doubling of the group was seen to add 0.06 to 0.12 GiB, up to four devices.
+    doublings = max(0, group.bit_length() - 2)
+    value = rule.value_gib + 0.08 * doublings
+    return around(
+        value * GIB,
+        below=(value - rule.low_gib) * GIB,
+        above=(rule.high_gib - rule.value_gib + 0.08 * doublings**2) * GIB,
+        source=era.source,
+    )
 
 
-def _activation(case: BudgetCase, *, num_seqs: int) -> Estimate:
-    per_logit = 14.3 if case.version >= _LEAN_SAMPLER else 38.5
-    sampler = per_logit * num_seqs * case.forward.vocab_size + 0.14 * GIB
-    peak = max(0.78 * GIB, sampler) + (0.35 * GIB if case.forward.is_mixture else 0)
-    return around(peak, below=0.1 * peak, above=0.1 * peak, source="rule of 2026-11 on vLLM 0.15 to 0.19 logs")
+def _graphs(case: BudgetCase, era: VllmEra) -> Estimate:
+    if case.settings.is_eager:
+        return exact(0, source="no CUDA graphs: eager mode")
+    layers = case.forward.num_layers
+    if era.graphs_inside:
+        # Estimates printed by 0.21 and later are smaller than what 0.19 was seen to take (gpustack/runner#251).
+        return around(0.5 * GIB, below=0.4 * GIB, above=0.9 * GIB, source="vLLM 0.21 to 0.27 logs, 2026")
+    value = 0.45 + 0.0125 * layers + (0.4 if case.forward.is_mixture else 0)
+    return around(
+        value * GIB,
+        below=0.35 * GIB,
+        above=0.8 * GIB,
+        source="rule of 2026-11 on vLLM 0.19 logs: 0.45 GiB + 12.8 MiB a layer, + 0.4 GiB for mixtures",
+    )
 
 
-def _overhead(case: BudgetCase) -> Estimate:
-    if case.settings.tensor_parallel_size == 1:
-        return around(0.25 * GIB, below=0.1 * GIB, above=0.25 * GIB, source="rule of 2026-11 on vLLM 0.19 logs")
-    return around(2.1 * GIB, below=0.1 * GIB, above=0.2 * GIB, source="rule of 2026-11 on vLLM 0.19 logs, NCCL")
+def _notes(case: BudgetCase, era: VllmEra, usable: Estimate, graphs: Estimate) -> tuple[str, ...]:
+    notes = []
+    outside = case.visible.value_bytes - usable.value_bytes
+    if not era.graphs_inside and graphs.value_bytes > outside:
+        notes.append(
+            "CUDA graphs are taken after the KV pool, and are likely to need more than the utilisation leaves:"
+            " expect an out-of-memory error at the start; lower the utilisation"
+        )
+    if not case.settings.is_eager and era.since >= EngineVersion(0, 21):
+        notes.append("CUDA graphs are estimated at the start and shrink the KV pool since release 0.21")
+    return tuple(notes)
