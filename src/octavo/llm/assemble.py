@@ -33,6 +33,7 @@ from octavo.planner.resolve import ModelFacts, Purpose, resolve
 from octavo.runtime.load_tokenizer import load_tokenizer
 from octavo.runtime.reference_runner import ReferenceRunner
 from octavo.runtime.reference_weights import read_reference_weights
+from octavo.runtime.structured import LlguidanceCompiler
 from octavo.runtime.tokenizer import Tokenizer
 
 
@@ -85,15 +86,17 @@ def assemble(
         events=events,
         policy=POLICIES[resolved.scheduling_policy](),
     )
+    eos_token_ids = tuple(dict.fromkeys((*model.spec.eos_token_ids, *tokenizer.eos_token_ids)))
     engine = Engine(
         scheduler,
         runner,
         events=events,
         clock=MonotonicClock(),
         vocab_size=model.spec.vocab_size,
-        eos_token_ids=tuple(dict.fromkeys((*model.spec.eos_token_ids, *tokenizer.eos_token_ids))),
+        eos_token_ids=eos_token_ids,
         fingerprint=_fingerprint(model, resolved),
         tokenizer=tokenizer,
+        grammars=LlguidanceCompiler(tokenizer, vocab_size=model.spec.vocab_size, eos_token_ids=eos_token_ids),
         seed=resolved.seed,
     )
     return Assembled(engine=engine, tokenizer=tokenizer, model=model, resolved=resolved, card=card)

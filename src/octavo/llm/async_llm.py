@@ -18,12 +18,13 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from octavo.config.engine import EngineConfig
 from octavo.config.resolved import ResolvedConfig
-from octavo.core.ports import Clock
+from octavo.core.ports import Clock, Grammar
 from octavo.engine.clock import MonotonicClock
 from octavo.engine.engine import Engine, EventListener
 from octavo.engine.messages import EngineRequest, OutputDelta
@@ -137,6 +138,8 @@ class AsyncLLM:
         self._parts = parts
         self._bells: dict[asyncio.AbstractEventLoop, Bell] = {}
         self._bells_lock = threading.Lock()
+        # A pool of its own: a queue of slow schemas must not keep other work of the loop from a thread.
+        self._compilers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="octavo-grammar")
         self._thread = EngineThread(parts.engine, max_waiting=max_waiting, stall_s=stall_s, clock=clock)
 
     # ---- facts ----
@@ -221,14 +224,15 @@ class AsyncLLM:
         """Queue a prompt and return its answers to come, as soon as the engine has taken it: within one step.
 
         Raises:
-            InvalidParameterError: a bad token id, an empty prompt, an id in use.
+            InvalidParameterError: a bad token id, an empty prompt, an id in use, a bad schema or expression.
             RequestTooLongError: it could never fit.
             QueueFullError: too many wait; `retry_after_s` says when to come back.
             EngineStoppedError: the engine drains, has been stopped, or has failed.
         """
         loop = asyncio.get_running_loop()
+        grammar = await self._compile_grammar(message)
         queue = OutputQueue(message.request_id, message.params.n, self._bell(loop))
-        self._thread.submit(message, queue)
+        self._thread.submit(message, queue, grammar)
         stream = AnswerStream(self._thread, queue, loop)
         try:
             await queue.accepted()
@@ -258,6 +262,13 @@ class AsyncLLM:
         self._thread.post(lambda: engine.subscribe(listener))
 
     # ---- inside ----
+
+    async def _compile_grammar(self, message: EngineRequest) -> Grammar | None:
+        """Compile what the answers' text has to be, beside engine and event loop: it may take long."""
+        if message.params.structured is None:
+            return None
+        compile_grammar = self._parts.engine.compile_grammar
+        return await asyncio.get_running_loop().run_in_executor(self._compilers, compile_grammar, message.params)
 
     def _bell(self, loop: asyncio.AbstractEventLoop) -> Bell:
         with self._bells_lock:

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from octavo.core.ports import Clock
+from octavo.core.ports import Clock, Grammar
 from octavo.engine.engine import Engine
 from octavo.engine.messages import EngineRequest, OutputDelta
 from octavo.engine.rates import RateWindow
@@ -118,8 +118,11 @@ class EngineThread:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, message: EngineRequest, queue: OutputQueue) -> None:
+    def submit(self, message: EngineRequest, queue: OutputQueue, grammar: Grammar | None = None) -> None:
         """Hand a request over; whether the engine takes it, the queue will tell.
+
+        Args:
+            grammar: What `Engine.compile_grammar` made of its params.
 
         Raises:
             QueueFullError: too many wait.
@@ -136,7 +139,7 @@ class EngineThread:
             def drop(error: EngineStoppedError) -> None:
                 self._fail(queue, error)
 
-            self._push(_Command(lambda: self._add(message, queue), drop))
+            self._push(_Command(lambda: self._add(message, queue, grammar), drop))
 
     def leave(self, queue: OutputQueue) -> None:
         """End the request of a reader who has gone."""
@@ -295,9 +298,9 @@ class EngineThread:
         self._num_failed_steps = 0
         return deltas
 
-    def _add(self, message: EngineRequest, queue: OutputQueue) -> None:
+    def _add(self, message: EngineRequest, queue: OutputQueue, grammar: Grammar | None) -> None:
         try:
-            self._engine.add(message)
+            self._engine.add(message, grammar)
         except OctavoError as refusal:
             self._fail(queue, refusal)
         except Exception as error:  # noqa: BLE001 - what is wrong with one request ends that one
