@@ -50,12 +50,15 @@ class RequestDelayed:
 class RequestAdmitted:
     """A request moved to running. Hit tokens are `num_block_hit_tokens` in whole blocks + `num_copied_hit_tokens`.
 
+    `hit_block_ids` are the blocks hit, per group, from the first token on: the beginnings of its tables, with the null
+    block (0) where a window group needs none. What it copies is named by `BlockCopied`.
     `is_resumed` says that its hits were counted before: it ran already, or it is a further answer that found no seat
     when its prompt had been computed.
     """
 
     request_id: RequestId
     num_known_tokens: int
+    hit_block_ids: tuple[tuple[BlockId, ...], ...]
     num_block_hit_tokens: int
     num_copied_hit_tokens: int
     is_resumed: bool

@@ -118,6 +118,17 @@ class PagedKVCache:
         holding = self._holdings[request.request_id]
         return sum(map(len, holding.tables)) - sum(holding.num_dropped)
 
+    def num_unfilled_source_places(self) -> int:
+        sources = [(self._pool.blocks[block_id], count) for block_id, count in self._num_copies_from.items()]
+        return sum(
+            self._block_size - block.num_keyed_tokens
+            for block, count in sources
+            if block.ref_count == count and block.key is not None
+        )
+
+    def block_map(self) -> bytes:
+        return self._pool.block_map()
+
     def match(self, request: Request) -> Match:
         if not self._is_caching or not request.reads_prefix_cache:
             return Match(blocks=((),) * len(self._groups))

@@ -383,6 +383,7 @@ class Scheduler:
             RequestAdmitted(
                 request_id=request.request_id,
                 num_known_tokens=request.num_known_tokens,
+                hit_block_ids=match.block_ids,
                 num_block_hit_tokens=match.num_block_tokens,
                 num_copied_hit_tokens=match.num_copied_tokens,
                 is_resumed=is_resumed,
@@ -434,6 +435,7 @@ class Scheduler:
         """Return the token places of blocks in use that hold K/V once the step is done; shared places count once."""
         block_size = self._kv.block_size
         num_places = (self._kv.num_usable_blocks - self._kv.num_free_blocks) * block_size
+        num_places -= self._kv.num_unfilled_source_places()
         for request in self._running.values():
             num_tokens = request.num_computed_tokens + step.chunks.get(request.request_id, 0)
             num_places -= sum(len(table) * block_size - num_tokens for table in self._kv.tables(request))
