@@ -24,6 +24,8 @@ class LayerKV:
         key_dim, value_dim: Elements per head; a latent layer's vector is counted as the key, its value takes none.
         window: Tokens a query sees, its own included (sliding), or tokens of a chunk (chunked); `None` means all.
         index_bytes: Bytes per token that a sparse-attention indexer keeps besides, whatever the KV dtype.
+        rope_dim: Of a latent vector, the elements that carry the position.
+        expanded_dim: Elements of a key head before compression, for engines that cache latent layers as full heads.
     """
 
     kind: KVKind
@@ -32,6 +34,8 @@ class LayerKV:
     value_dim: int
     window: int | None = None
     index_bytes: int = 0
+    rope_dim: int = 0
+    expanded_dim: int = 0
 
     @property
     def num_elements(self) -> int:
@@ -41,10 +45,17 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerState:
-    """What one request keeps in a recurrent layer, whatever its length; element counts of the two states."""
+    """What one request keeps in a recurrent layer, whatever its length.
+
+    Args:
+        conv_elements: Last inputs of the convolution, in the dtype of the weights.
+        recurrent_elements: The state that every token updates.
+        is_wide: The recurrent state is kept in float32; else in the dtype of the weights.
+    """
 
     conv_elements: int
     recurrent_elements: int
+    is_wide: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ def draft_qwen3_next(fields: Fields) -> ShapeDraft:
         key_dim=fields.whole("linear_key_head_dim"),
         value_dim=fields.whole("linear_value_head_dim"),
         kernel=fields.whole("linear_conv_kernel_dim"),
+        is_wide=fields.text("mamba_ssm_dtype", "") == "float32",
     )
     has_bias, head_dim = fields.flag("attention_bias", default=False), head_dim_of(draft)
     attention = Attention(
@@ -96,6 +97,7 @@ def draft_nemotron_h(fields: Fields) -> ShapeDraft:
         state_dim=fields.whole("ssm_state_size"),
         num_groups=fields.whole("n_groups"),
         kernel=fields.whole("conv_kernel"),
+        is_wide=fields.text("mamba_ssm_cache_dtype", "float32") == "float32",
         has_conv_bias=fields.flag("use_conv_bias", default=True),
         has_bias=fields.flag("mamba_proj_bias", default=False),
     )
@@ -123,7 +125,7 @@ def draft_nemotron_h(fields: Fields) -> ShapeDraft:
             draft.layers.append(Layer())
         else:
             raise UnsupportedModelError(
-                f"{fields.where}: hybrid_override_pattern[{layer}] is {letter!r}, a kind of layer that cannot be counted",
+                f"{fields.where}: hybrid_override_pattern[{layer}] is {letter!r}, a layer that cannot be counted",
                 because="the known ones are M (Mamba 2), * (attention), - (MLP) and E (experts)",
             )
     return _finish(draft, ("norm",), is_tied_by_default=False)

@@ -1,4 +1,4 @@
-"""Latent attention (DeepSeek's MLA): one compressed vector a token and layer stands for the keys and values of all heads.
+"""Latent attention (DeepSeek's MLA): one compressed vector stands for the keys and values of all heads of a layer.
 
 What is cached is `kv_lora_rank + qk_rope_head_dim` elements, once, whatever the number of heads; tensor parallelism
 does not divide it. An indexer for sparse attention keeps a small key of its own beside it.
@@ -71,7 +71,15 @@ def add_latent_attention(draft: ShapeDraft, layer: int, *, has_indexer: bool = F
         has_bias=has_bias,
     )
     index_bytes = _add_indexer(draft, layer, query_rank) if has_indexer else 0
-    kv = LayerKV(kind="latent", num_kv_heads=1, key_dim=latent + rope, value_dim=0, index_bytes=index_bytes)
+    kv = LayerKV(
+        kind="latent",
+        num_kv_heads=1,
+        key_dim=latent + rope,
+        value_dim=0,
+        index_bytes=index_bytes,
+        rope_dim=rope,
+        expanded_dim=nope + rope,
+    )
     return Layer(kv=kv)
 
 

@@ -256,7 +256,7 @@ def qwen_experts(fields: Fields) -> AddMlp:
         add_experts(draft, layer, width, num_experts=num_experts, num_active=num_active)
         if shared_width:
             add_gated_mlp(draft, layer, shared_width, name="shared_expert")
-            draft.add("layers.*.shared_expert_gate.weight", "router", 1, draft.hidden_size, layer=layer)
+            draft.add("layers.*.shared_expert_gate.weight", "mlp", 1, draft.hidden_size, layer=layer)
 
     return add_mlp
 

@@ -1,6 +1,7 @@
 """Recurrent layers: a state per request instead of keys and values per token.
 
-Two tensors are kept: the last inputs of a short convolution, and the recurrent state.
+Two tensors are kept: the last inputs of a short convolution, and the recurrent state. In the layers here, `is_wide`
+says that the recurrent state is kept in float32, where a family's files ask for that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class DeltaNet:
     key_dim: int
     value_dim: int
     kernel: int
+    is_wide: bool = False
 
     @property
     def key_width(self) -> int:
@@ -39,6 +41,7 @@ class DeltaNet:
         return LayerState(
             conv_elements=self.conv_width * (self.kernel - 1),
             recurrent_elements=self.num_value_heads * self.key_dim * self.value_dim,
+            is_wide=self.is_wide,
         )
 
 
@@ -74,6 +77,7 @@ class Mamba2:
     kernel: int
     has_conv_bias: bool = True
     has_bias: bool = False
+    is_wide: bool = False
 
     @property
     def width(self) -> int:
@@ -86,7 +90,9 @@ class Mamba2:
     @property
     def state(self) -> LayerState:
         return LayerState(
-            conv_elements=self.conv_width * (self.kernel - 1), recurrent_elements=self.width * self.state_dim
+            conv_elements=self.conv_width * (self.kernel - 1),
+            recurrent_elements=self.width * self.state_dim,
+            is_wide=self.is_wide,
         )
 
 
@@ -178,6 +184,7 @@ class KimiDelta:
         return LayerState(
             conv_elements=3 * self.width * (self.kernel - 1),
             recurrent_elements=self.num_heads * self.head_dim * self.head_dim,
+            is_wide=True,
         )
 
 
