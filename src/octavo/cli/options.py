@@ -142,6 +142,7 @@ def _click_options(option: Option) -> list[Command]:
         cls=GroupedOption,
         group=option.group,
         metavar=_metavar(option),
+        multiple=option.kind == "list",
         help=help_of(option),
     )
     return [main, *(_hidden(alias, takes_value=True) for alias in option.aliases)]
@@ -164,7 +165,7 @@ def _flag_source(given: Mapping[str, Any], destinations: Mapping[str, Option]) -
     spellings: dict[str, str] = {}
     for destination, value in given.items():
         option = destinations.get(destination)
-        if option is None or value is None:
+        if option is None or value is None or value == ():  # click's word for a repeatable one that was not given
             continue
         spelling = _spelling(option, destination, value)
         if option.name in values:
@@ -189,7 +190,9 @@ def _metavar(option: Option) -> str:
             return "SIZE"
         case "ratio":
             return "RATIO"
-        case "text":
+        case "text" | "list":
             return "TEXT"
+        case "seconds":
+            return "SECONDS"
         case _:
             return "N"
