@@ -114,6 +114,8 @@ def calibrate(
             hints=("give a start-up log of vLLM or SGLang",),
         )
     visible = None if log.visible_bytes is None else exact(log.visible_bytes, source="the log")
+    if log.engine == "sglang" and device is not None:
+        visible = device.visible  # SGLang prints what is free once its own libraries are loaded, which is less
     if visible is None and device is None:
         raise InvalidParameterError(
             "the log does not say how much memory the device has",

@@ -37,7 +37,7 @@ class StartLog:
 
     Args:
         version: The engine's release as it prints it.
-        visible_bytes: The device's memory as the engine sees it.
+        visible_bytes: The device's memory as the engine sees it; what of it is free before the weights, for SGLang.
         activation_bytes: Peak of a step beside the weights, as measured.
         overhead_bytes: Memory outside the engine's own allocator.
         graph_bytes: What CUDA graphs took, or were estimated to take.
