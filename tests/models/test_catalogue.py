@@ -51,7 +51,7 @@ def test_name_that_could_be_several_models_is_refused_with_the_list(asked):
     [
         ("gptoss 20b", "openai/gpt-oss-20b"),
         ("Qwen/Qwen3-14B-AWQ", "Qwen/Qwen3-14B"),  # a packing that changes sizes is not passed over
-        ("llama-3-7b", "meta-llama/Meta-Llama-3-70B"),
+        ("meta-lama/Meta-Lama-3-70B", "meta-llama/Meta-Llama-3-70B"),
     ],
 )
 def test_unknown_name_asks_whether_a_near_one_was_meant(asked, meant):
@@ -80,7 +80,8 @@ def test_every_model_of_the_catalogue_is_found_and_counted(name):
 
 def test_reading_the_catalogue_imports_nothing_heavy():
     code = (
-        "import sys; from octavo.models.catalogue import find_model; from octavo.models.shape_config import shape_from_hf;"
+        "import sys; from octavo.models.catalogue import find_model;"
+        "from octavo.models.shape_config import shape_from_hf;"
         "model = find_model('llama-3-70b'); shape_from_hf(model.config, where='', name='');"
         "print(sorted({name.partition('.')[0] for name in sys.modules} & {'numpy', 'gguf', 'click', 'rich'}))"
     )

@@ -26,6 +26,7 @@ class LayerKV:
         index_bytes: Bytes per token that a sparse-attention indexer keeps besides, whatever the KV dtype.
         rope_dim: Of a latent vector, the elements that carry the position.
         expanded_dim: Elements of a key head before compression, for engines that cache latent layers as full heads.
+        tokens_per_entry: Tokens that one entry of the cache stands for; 1 unless a layer merges tokens.
     """
 
     kind: KVKind
@@ -36,6 +37,7 @@ class LayerKV:
     index_bytes: int = 0
     rope_dim: int = 0
     expanded_dim: int = 0
+    tokens_per_entry: int = 1
 
     @property
     def num_elements(self) -> int:
@@ -60,10 +62,14 @@ class LayerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer: it keeps keys and values, or a state, or nothing (an MLP of its own)."""
+    """One layer: it keeps keys and values, or a state, or nothing (an MLP of its own).
+
+    `local` is a window of whole tokens beside entries that stand for many (DeepSeek V4).
+    """
 
     kv: LayerKV | None = None
     state: LayerState | None = None
+    local: LayerKV | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

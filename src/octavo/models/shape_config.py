@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from octavo.errors import UnsupportedModelError
 from octavo.models.fields import Fields
 from octavo.models.shape import ModelShape
-from octavo.models.shapes import classic, dense, gemma4, hybrid, latent, mixture, multimodal
+from octavo.models.shapes import classic, deepseek_v4, dense, gemma4, hybrid, latent, mixture, multimodal
 from octavo.models.shapes.draft import ShapeDraft
 from octavo.models.shapes.multimodal import of_text, text_of
 
@@ -22,6 +22,7 @@ _FAMILIES: dict[str, Callable[[Fields], ShapeDraft]] = {
     "DeepseekV2ForCausalLM": latent.draft_deepseek,
     "DeepseekV32ForCausalLM": latent.draft_deepseek_sparse,
     "DeepseekV3ForCausalLM": latent.draft_deepseek,
+    "DeepseekV4ForCausalLM": deepseek_v4.draft_deepseek_v4,
     "FalconForCausalLM": classic.draft_falcon,
     "GPT2LMHeadModel": classic.draft_gpt2,
     "GPTBigCodeForCausalLM": classic.draft_gpt_bigcode,

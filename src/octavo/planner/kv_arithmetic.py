@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from octavo.errors import UnsupportedModelError
 from octavo.models.shape import Layer, ModelShape
 from octavo.planner.block_counts import longest_fitting
 from octavo.planner.engine_version import EngineVersion
@@ -136,6 +137,11 @@ def kv_layout(
         InvalidParameterError: the engine has no such KV dtype.
         UnsupportedModelError: the engine's layout of this mix of layers is not known.
     """
+    if any(layer.local is not None for layer in shape.layers):
+        raise UnsupportedModelError(
+            f"{shape.name}: layers whose cache entries stand for several tokens cannot be laid out",
+            because="how engines do it cannot be told from their logs: one checkpoint shows 4 to 93 KiB a token",
+        )
     stored = kv_format(engine, kv_dtype, model_dtype=shape.dtype)
     size = block_size or (1 if engine == "sglang" else 16)
     is_flat = engine == "sglang" or (engine == "vllm" and version < _BLOCKS_ONLY_UNTIL)

@@ -12,6 +12,7 @@ from octavo.models.shapes.decoder import PRE_NORMS
 from octavo.models.shapes.draft import ShapeDraft
 from octavo.models.shapes.mixture import dense_then_experts
 from octavo.models.shapes.parts import add_gated_mlp
+from octavo.units import cdiv
 
 # An index key is held in 8 bits, with a float32 scale for every so many elements.
 _INDEX_SCALE_GROUP = 128
@@ -90,7 +91,12 @@ def _add_indexer(draft: ShapeDraft, layer: int, query_rank: int) -> int:
     draft.linear("layers.*.indexer.wk", "attention", width, draft.hidden_size, layer=layer)
     draft.norm("layers.*.indexer.k_norm", width, layer=layer, has_bias=True)
     draft.add("layers.*.indexer.weights_proj.weight", "attention", heads, draft.hidden_size, layer=layer)
-    return width + -(-width // _INDEX_SCALE_GROUP) * 4
+    return index_key_bytes(width)
+
+
+def index_key_bytes(width: int) -> int:
+    """Return the bytes of one index key of `width` elements."""
+    return width + 4 * cdiv(width, _INDEX_SCALE_GROUP)
 
 
 def _latent_decoder(draft: ShapeDraft, *, has_correction: bool, has_indexer: bool = False) -> ShapeDraft:
