@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from octavo.errors import InvalidParameterError, MachineError
 from octavo.llm.async_llm import AsyncLLM
@@ -34,6 +35,23 @@ STOP_ENGINE_S = 3.0
 _LOG = logging.getLogger(__name__)
 
 Load = Callable[[], AsyncLLM]
+
+
+def web_config(app: ASGIApp) -> uvicorn.Config:
+    """Return how the web server runs an app."""
+    return uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        http="h11",  # it bounds the headers
+        ws="none",
+        loop="asyncio",
+        server_header=False,
+        timeout_graceful_shutdown=int(FLUSH_S),
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        proxy_headers=False,
+    )
 
 
 class _Server(uvicorn.Server):
@@ -86,21 +104,7 @@ class Lifecycle:
 
     async def _run(self, sock: socket.socket) -> int:
         front = Front(self._settings)
-        self._server = _Server(
-            uvicorn.Config(
-                front,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                http="h11",  # it bounds the headers
-                ws="none",
-                loop="asyncio",
-                server_header=False,
-                timeout_graceful_shutdown=int(FLUSH_S),
-                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-                proxy_headers=False,
-            )
-        )
+        self._server = _Server(web_config(front))
         loop = asyncio.get_running_loop()
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(each, self._take_signal, each)
