@@ -261,6 +261,11 @@ class AsyncLLM:
         engine = self._parts.engine
         self._thread.post(lambda: engine.subscribe(listener))
 
+    def watch(self, make_listener: Callable[[Engine], EventListener]) -> None:
+        """As `subscribe`, for a listener that looks at the engine, too: made and called on the engine's thread."""
+        engine = self._parts.engine
+        self._thread.post(lambda: engine.subscribe(make_listener(engine)))
+
     # ---- inside ----
 
     async def _compile_grammar(self, message: EngineRequest) -> Grammar | None:
