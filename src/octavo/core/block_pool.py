@@ -15,7 +15,6 @@ from octavo.core.free_queue import FreeQueue
 from octavo.core.prefix_index import PrefixIndex
 from octavo.units import BlockId
 
-
 EMPTY, CACHED = 0, 1
 """What `BlockPool.block_map` says of a block that nobody holds; of a held one it says 1 + its holders."""
 MANY = 255

@@ -15,7 +15,7 @@ from typing import Protocol
 from octavo.core.block import Block
 from octavo.core.request import Request
 from octavo.core.step import NULL_BLOCK, BlockCopy
-from octavo.units import BlockId, cdiv
+from octavo.units import BlockId, TokenId, cdiv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,12 @@ class GroupSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """Where the best cached continuation left the request's tokens."""
+    """Where the best cached continuation left the request's tokens: it has another token than they have."""
 
     position: int
     block_id: BlockId
+    token_id: TokenId
+    cached_token_id: TokenId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

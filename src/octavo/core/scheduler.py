@@ -101,6 +101,10 @@ class Scheduler:
         return bool(self._requests)
 
     @property
+    def num_unfinished(self) -> int:
+        return len(self._requests)
+
+    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
@@ -395,6 +399,8 @@ class Scheduler:
                     request_id=request.request_id,
                     position=match.divergence.position,
                     block_id=match.divergence.block_id,
+                    token_id=match.divergence.token_id,
+                    cached_token_id=match.divergence.cached_token_id,
                 )
             )
         num_tokens = min(request.num_uncomputed_tokens, step.budget.num_tokens_left)
