@@ -101,6 +101,22 @@ class KVLayout:
         steps = {group.block_size for group in self.groups if group.kind != "state"} or {self.block_size}
         return longest_fitting(self.blocks_for, num_blocks, step=min(steps) * self.sequence_ranks, limit=limit)
 
+    def logged_token_bytes(self, max_model_len: int | None = None) -> float:
+        """Return what dividing the pool by its tokens gives, both as the engine's log states them.
+
+        It is what a token costs only where all layers keep the same; with windows or states beside full layers it
+        counts blocks of every group as if they grew with each token (until 0.21), or spreads a request's fixed part
+        over its length (since).
+        """
+        if self.is_counted_by_concurrency:
+            assert max_model_len is not None, "this engine counts tokens at max_model_len"
+            return self.request_token_bytes(max_model_len)
+        return self.block_bytes * len(self.groups) / (self.block_size * self.sequence_ranks)
+
+    def request_token_bytes(self, num_tokens: int) -> float:
+        """Return the bytes of the blocks of one request of so many tokens, per token."""
+        return self.block_bytes * self.blocks_for(num_tokens) / num_tokens
+
     def logged_tokens(self, num_blocks: int, max_model_len: int | None = None) -> int:
         """Return the pool in tokens as the engine's log states it.
 

@@ -29,7 +29,7 @@ Grouping = tuple[tuple[LayerGroup, ...], int, int]
 _ALIGNMENT = 16
 _LATENT_ALIGNMENT = 64
 # Since then a request of a caching engine holds two states a layer, the live one and the last cached.
-_CACHED_STATES_SINCE = EngineVersion(0, 12)
+_CACHED_STATES_SINCE = EngineVersion(0, 15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
