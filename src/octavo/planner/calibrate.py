@@ -133,6 +133,7 @@ def calibrate(
         device=device,
         visible=visible,
         version=log.version,
+        weights_from="config" if log.weight_bytes is None else "log",
     )
     terms = _differences(log, rule, weights)
     by_name = {each.term: each for each in terms}

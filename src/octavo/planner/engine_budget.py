@@ -17,6 +17,8 @@ from octavo.planner.estimate import Estimate
 from octavo.planner.forward_shape import ForwardShape
 
 OtherEngine = Literal["vllm", "sglang"]
+WeightsFrom = Literal["config", "files", "log"]
+"""Where weights were counted: a config does not size a vision tower; a log states what was loaded, all included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from octavo.errors import InvalidParameterError
 from octavo.planner import sglang_budget, vllm_budget
 from octavo.planner.devices import Device
-from octavo.planner.engine_budget import BudgetCase, EngineBudget, EngineSettings
+from octavo.planner.engine_budget import BudgetCase, EngineBudget, EngineSettings, WeightsFrom
 from octavo.planner.engine_version import EngineVersion, parse_version
 from octavo.planner.estimate import Estimate
 from octavo.planner.forward_shape import ForwardShape
+from octavo.planner.loaded_weights import loaded_weights
 from octavo.units import quote
 
 _Rule = Callable[[BudgetCase], EngineBudget]
@@ -30,13 +31,15 @@ def engine_budget(
     device: Device | None = None,
     visible: Estimate | None = None,
     version: str | None = None,
+    weights_from: WeightsFrom = "config",
 ) -> EngineBudget:
     """Return how `engine` will spend one device's memory.
 
     Args:
-        weights: Bytes of one device's share of the weights.
+        weights: Bytes of one device's share of the weights, as counted; what loading adds is added here.
         device, visible: One of them; `visible` wins, for a person's own `--memory`.
         version: As a person or a log writes it; `None` is the newest release that the rules know.
+        weights_from: Where `weights` were counted.
 
     Raises:
         InvalidParameterError: another engine, or a version that is no release number.
@@ -56,7 +59,7 @@ def engine_budget(
             device=device,
             visible=seen,
             forward=forward,
-            weights=weights,
+            weights=loaded_weights(weights, forward, weights_from=weights_from),
             settings=settings,
             version=newest if version is None else parse_version(version),
         )

@@ -13,17 +13,19 @@ class ForwardShape:
 
     Args:
         mlp_width: Inner width of the widest dense MLP; 0 if all layers are mixtures.
+        is_gated: Whether that MLP has a gate besides its inner rows.
         expert_width: Inner width of one expert; 0 if the model is no mixture.
         num_experts_per_token: Experts that one token visits in a layer; 0 if the model is no mixture.
         has_expert_buffers: Whether another engine's kernels keep buffers for the experts; those for MXFP4 do not.
         latent_width: What latent attention keeps of a token in one layer; 0 if there is none.
-        sees_images: Whether the text model is one part of a model for images or sound, which other engines load, too.
+        sees_images: Whether the model has parts for images or sound besides, which other engines load, too.
     """
 
     vocab_size: int
     hidden_size: int
     num_layers: int
     mlp_width: int = 0
+    is_gated: bool = True
     expert_width: int = 0
     num_experts_per_token: int = 0
     has_expert_buffers: bool = True
@@ -47,9 +49,10 @@ def forward_shape(shape: ModelShape) -> ForwardShape:
         hidden_size=shape.hidden_size,
         num_layers=len(shape.layers),
         mlp_width=max((each.columns for each in downs), default=0),
+        is_gated=any(each.role == "mlp" and "gate_proj" in each.name for each in shape.tensors) or not downs,
         expert_width=max((each.columns for each in expert_downs), default=0),
         num_experts_per_token=visits // routers if routers else 0,
         has_expert_buffers=shape.quantization != "mxfp4",
         latent_width=max(latent, default=0),
-        sees_images=shape.architecture.endswith("ForConditionalGeneration"),
+        sees_images=bool(shape.uncounted),
     )

@@ -3,8 +3,8 @@
 At the start vLLM runs a step of `max_num_batched_tokens` tokens, then its sampler on `max_num_seqs` rows of logits,
 while the step's hidden states, the experts' buffers and the images' features are still held. The larger peak counts:
 
-    forward  2 B x batched tokens x (3 x MLP width / TP + 3 x hidden size)
-    sampler  14.5 B (38 B before 0.17) x sequences x vocabulary + 2 B x batched tokens x hidden size
+    forward  2 B x batched tokens x (3 x MLP width / TP + 3 x hidden size), 2 x where the MLP has no gate
+    sampler  14.75 B (38 B before 0.17) x sequences x vocabulary + 2 B x batched tokens x hidden size
     both     + buffers of experts (not divided by their TP where the hidden size is wider) + features of images
 """
 
@@ -77,7 +77,8 @@ def _num_batched_tokens(case: BudgetCase, era: VllmEra) -> int:
 def _activation(case: BudgetCase, era: VllmEra, *, num_batched: int, num_seqs: int) -> Estimate:
     model, tp = case.forward, case.settings.tensor_parallel_size
     row_bytes = _ELEMENT_BYTES * num_batched
-    forward = row_bytes * (3 * model.mlp_width / tp + 3 * model.hidden_size) + era.forward_gib * GIB
+    mlp_rows = 3 if model.is_gated else 2
+    forward = row_bytes * (mlp_rows * model.mlp_width / tp + 3 * model.hidden_size) + era.forward_gib * GIB
     sampler = (
         era.sampler_bytes_per_logit * num_seqs * model.vocab_size
         + row_bytes * model.hidden_size
@@ -89,6 +90,10 @@ def _activation(case: BudgetCase, era: VllmEra, *, num_batched: int, num_seqs: i
     doubt = era.doubt_gib * GIB + era.doubt_share * peak + 0.25 * experts + 0.6 * images
     # Images of the largest size that a model takes may need more than any text; what they need is the model's own.
     unseen = 0.6 * GIB if model.sees_images else 0.0
+    if model.sees_images and not era.is_chunked:
+        # The first engine tried one image for each sequence: 36.6 GiB for 128 (vllm-project/vllm#12126).
+        unseen = 0.15 * GIB * num_seqs
+        peak, doubt = peak + unseen, doubt + unseen
     return around(peak, below=doubt, above=doubt + unseen, source=era.source)
 
 
@@ -107,17 +112,16 @@ def _expert_buffer_bytes(case: BudgetCase, *, num_batched: int) -> float:
 
 def _overhead(case: BudgetCase, era: VllmEra) -> Estimate:
     settings = case.settings
-    group = settings.tensor_parallel_size * settings.pipeline_parallel_size
-    rule = era.alone if group == 1 else era.together
-    # Each doubling of the group was seen to add 0.06 to 0.12 GiB, up to four devices.
-    doublings = max(0, group.bit_length() - 2)
-    value = rule.value_gib + 0.08 * doublings
-    return around(
-        value * GIB,
-        below=(value - rule.low_gib) * GIB,
-        above=(rule.high_gib - rule.value_gib + 0.08 * doublings**2) * GIB,
-        source=era.source,
-    )
+    tensor, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
+    rule = era.alone if tensor == 1 else era.together
+    low, value, high = rule.low_gib, rule.value_gib, rule.high_gib
+    # Each doubling of the group was seen to add about 0.1 GiB, up to four devices; beyond, it is a guess.
+    doublings = max(0, tensor.bit_length() - 2)
+    value, high = value + 0.1 * doublings, high + 0.1 * doublings * (doublings + 1)
+    if stages > 1 and tensor == 1:
+        # Stages hand rows on, for which a smaller part of the group's buffers is needed; no such log was read.
+        low, value, high = low, (era.alone.value_gib + era.together.value_gib) / 2, max(high, era.together.high_gib)
+    return around(value * GIB, below=(value - low) * GIB, above=(high - value) * GIB, source=era.source)
 
 
 def _graphs(case: BudgetCase, era: VllmEra) -> Estimate:

@@ -30,7 +30,7 @@ class VllmEra:
         sampler_bytes_per_logit: What the sampler holds at once for each of `max_num_seqs` x vocabulary logits: copies
             in both dtypes, sorted values, their indices and sums. Release 0.17 stopped sorting where nobody asked.
         sampler_gib, forward_gib: What either peak has besides.
-        alone, together: Overhead of one device, and of a device in a parallel group.
+        alone, together: Overhead of one device, and of a device in a tensor-parallel group of two.
         utilization: Default of `--gpu-memory-utilization`.
         is_chunked: Whether prompts are computed in chunks; if not, the peak was measured on a whole `max_model_len`.
         graphs_inside: Whether CUDA graphs are estimated at the start and taken from the KV pool.
@@ -58,7 +58,7 @@ _LEAN_SOURCE = "rule of 2026-11 on vLLM 0.17 to 0.19 logs (jgchn/llm-d-planner, 
 _NEW_SOURCE = "rule of 2026-11 on vLLM 0.17 to 0.19 logs, carried over to 0.21 and later with wider intervals"
 
 _LONG_SORT = 38.0
-_LEAN_SORT = 14.5
+_LEAN_SORT = 14.75
 
 _ERAS = (
     VllmEra(
@@ -100,7 +100,7 @@ _ERAS = (
     VllmEra(
         since=EngineVersion(0, 17),
         sampler_bytes_per_logit=_LEAN_SORT,
-        sampler_gib=0.04,
+        sampler_gib=0.01,
         forward_gib=0.08,
         alone=OverheadRule(low_gib=0.1, value_gib=0.14, high_gib=0.5),
         together=OverheadRule(low_gib=0.5, value_gib=2.0, high_gib=2.3),
@@ -111,10 +111,10 @@ _ERAS = (
     VllmEra(
         since=EngineVersion(0, 18),
         sampler_bytes_per_logit=_LEAN_SORT,
-        sampler_gib=0.04,
+        sampler_gib=0.01,
         forward_gib=0.08,
         alone=OverheadRule(low_gib=0.2, value_gib=0.25, high_gib=0.5),
-        together=OverheadRule(low_gib=1.95, value_gib=2.08, high_gib=2.25),
+        together=OverheadRule(low_gib=1.95, value_gib=2.09, high_gib=2.25),
         doubt_share=0.02,
         doubt_gib=0.06,
         source=_LEAN_SOURCE,
@@ -122,7 +122,7 @@ _ERAS = (
     VllmEra(
         since=EngineVersion(0, 21),
         sampler_bytes_per_logit=_LEAN_SORT,
-        sampler_gib=0.04,
+        sampler_gib=0.01,
         forward_gib=0.08,
         alone=OverheadRule(low_gib=0.1, value_gib=0.25, high_gib=1.0),
         together=OverheadRule(low_gib=0.3, value_gib=1.7, high_gib=2.6),
@@ -134,7 +134,7 @@ _ERAS = (
     VllmEra(
         since=EngineVersion(0, 25),
         sampler_bytes_per_logit=_LEAN_SORT,
-        sampler_gib=0.04,
+        sampler_gib=0.01,
         forward_gib=0.08,
         alone=OverheadRule(low_gib=0.1, value_gib=0.25, high_gib=1.0),
         together=OverheadRule(low_gib=0.3, value_gib=1.7, high_gib=2.6),
