@@ -23,6 +23,7 @@ from octavo.core.reserved_kv_cache import ReservedKVCache
 from octavo.core.scheduler import Scheduler
 from octavo.engine.clock import MonotonicClock
 from octavo.engine.engine import Engine
+from octavo.llm.native_refusal import native_refusal
 from octavo.models.download import Progress, ignore_progress
 from octavo.models.fetch import fetch
 from octavo.models.load import OpenedModel, open_model
@@ -104,16 +105,7 @@ def assemble(
 
 def model_facts(model: OpenedModel, config: EngineConfig) -> ModelFacts:
     """Return what the planner needs to know of a model, read from its headers."""
-    return facts_of(model, config, native_refusal=_native_refusal())
-
-
-def _native_refusal() -> str:
-    """Say why the native runner cannot be used here; empty if it can."""
-    try:
-        from octavo.runtime import _native  # noqa: F401, PLC0415 - the question is whether it can be imported
-    except ImportError as error:
-        return f"the native module is missing ({error})"
-    return ""
+    return facts_of(model, config, native_refusal=native_refusal())
 
 
 def _make_runner(model: OpenedModel, resolved: ResolvedConfig, report: Progress) -> Runner:

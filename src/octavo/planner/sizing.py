@@ -7,12 +7,13 @@ engine. What people ask of it (how many requests, how long, what if) is answered
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from octavo.errors import CapacityError
 from octavo.planner.estimate import Estimate
 from octavo.planner.lengths import Lengths
+from octavo.planner.pool import usable_blocks
 from octavo.planner.question import EngineName
 
 
@@ -141,6 +142,23 @@ class Sizing:
     def max_concurrency(self) -> float:
         """Requests of `max_model_len` tokens that the pool holds at once."""
         return float(self.reserved_concurrency) if self.is_reserved else self.concurrency_of(self.max_model_len)
+
+    @property
+    def low_blocks(self) -> int:
+        """Blocks that requests can use with the pool at the low end of its interval."""
+        if self.pool.is_exact:
+            return self.num_blocks
+        return min(self.num_blocks, usable_blocks(max(0, self.pool.low_bytes), self.kv.block_bytes))
+
+    @property
+    def max_concurrency_low(self) -> float:
+        """As `max_concurrency`, with the pool at the low end of its interval."""
+        return replace(self, num_blocks=self.low_blocks).max_concurrency
+
+    @property
+    def safe_length(self) -> int:
+        """The longest request that fits even with the pool at the low end of its interval."""
+        return min(self.longest_fitting_len, self.kv.longest(self.low_blocks, self.model_limit))
 
     def concurrency_of(self, num_tokens: int, *, shared_tokens: int = 0) -> float:
         """Return the requests of so many tokens that the pool holds at once, when their first tokens are the same."""
