@@ -18,17 +18,19 @@ StructureKind = Literal["json_object", "json_schema", "regex", "choice", "gramma
 MAX_STRUCTURE_CHARACTERS = 1 << 17
 MAX_SCHEMA_DEPTH = 64
 MAX_STRUCTURE_CHOICES = 10_000
+MAX_EXACT_INTEGER = 2**53
 
 _PARAM = "structured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutput:
-    """What the text of an answer has to be. Hashable and picklable; the `of_` constructors take Python values.
+    r"""What the text of an answer has to be. Hashable and picklable; the `of_` constructors take Python values.
 
     Args:
         kind: `json_object`: any JSON object. `json_schema`: JSON that a schema accepts. `regex`: a text that the whole
-            expression matches. `choice`: one of several texts. `grammar`: a text of a Lark grammar with a rule `start`.
+            expression matches (no look-around; `\d` is 0 to 9). `choice`: one of several texts. `grammar`: a text of a
+            Lark grammar with a rule `start`.
         value: The schema as JSON, the expression, the texts as a JSON array, or the grammar; empty for `json_object`.
 
     Raises:
@@ -98,6 +100,27 @@ def _check_schema(schema: object) -> None:
     if not isinstance(schema, dict | bool):
         raise InvalidParameterError("a JSON schema is an object, or true", param=_PARAM)
     _check_depth(schema)
+    _check_values(schema)
+
+
+def _check_values(schema: object) -> None:
+    """Refuse whole numbers that an answer could not be held to: grammars are made with 64-bit floats."""
+    if isinstance(schema, list):
+        for child in schema:
+            _check_values(child)
+    if not isinstance(schema, dict):
+        return
+    for name, child in schema.items():
+        values = child if name == "enum" and isinstance(child, list) else [child] if name == "const" else []
+        for value in values:
+            if type(value) is int and abs(value) > MAX_EXACT_INTEGER:
+                raise InvalidParameterError(
+                    f"{name} holds {value}",
+                    param=_PARAM,
+                    because=f"whole numbers beyond {MAX_EXACT_INTEGER:,} are not kept exactly",
+                    hints=("write it as a string",),
+                )
+        _check_values(child)
 
 
 def _check_depth(schema: object) -> None:

@@ -180,7 +180,7 @@ def _grammar_source(structured: StructuredOutput) -> str:
     Raises:
         ValueError: it is not of its kind.
     """
-    from llguidance import LLMatcher  # noqa: PLC0415 - see `_check_installed`
+    from llguidance import LLMatcher, regex_to_lark  # noqa: PLC0415 - see `_check_installed`
 
     match structured.kind:
         case "json_object":
@@ -189,7 +189,10 @@ def _grammar_source(structured: StructuredOutput) -> str:
             schema = "{}" if json.loads(structured.value) is True else structured.value
             return LLMatcher.grammar_from_json_schema(schema, {"whitespace_pattern": WHITE_SPACE})
         case "regex":
-            return LLMatcher.grammar_from_regex(structured.value)
+            if (len(structured.value) - len(structured.value.rstrip("\\"))) % 2:
+                raise ValueError("invalid regex: it ends within an escape")
+            # Digits in the plain sense, as in JSON schemas: a date must not come out in the digits of any script.
+            return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(structured.value, 'd')}/")
         case "choice":
             return LLMatcher.grammar_from_regex("|".join(map(_literal, structured.choices)))
         case "grammar":
