@@ -16,10 +16,9 @@ from octavo.errors import ModelError, ModelFileError, ModelNotFoundError, Unsupp
 from octavo.models.aliases import ALIASES, HubId, find_place
 from octavo.models.catalogue import find_model
 from octavo.models.config import spec_from_hf
-from octavo.models.fetch import local_path
-from octavo.models.hub import fetch_config
 from octavo.models.json_file import read_json
 from octavo.models.load import OpenedModel, open_model
+from octavo.models.local_models import local_path
 from octavo.models.names import tensor_shapes
 from octavo.models.packaged_sizes import PACKAGED_SIZES
 from octavo.models.safetensors_file import read_safetensors_directory
@@ -60,6 +59,8 @@ def find_subject(model: str, environ: Mapping[str, str], *, is_bundled_only: boo
         place = None if is_bundled_only else _hub_id(model)
         if place is None:
             raise
+        from octavo.models.hub import fetch_config  # noqa: PLC0415 - only here is anything of the network needed
+
         config = read_json(fetch_config(place, environ))
         return _published(config, name=place.repository, asked=model, source=f"config.json of {place.repository}")
     return _published(found.config, name=found.name, asked=found.name, source=f"bundled config.json: {found.source}")

@@ -11,24 +11,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from octavo.config.machine import Machine
 from octavo.errors import CapacityError
 from octavo.planner.advice import Advice, find_advice
-from octavo.planner.calibrate import TermDifference
 from octavo.planner.curves import Curve, find_curves
-from octavo.planner.learned import Learned, learn
 from octavo.planner.lengths import Lengths, read_trace
 from octavo.planner.levers import Lever, find_levers
 from octavo.planner.next_command import next_command
 from octavo.planner.question import PlanQuestion
-from octavo.planner.roofline import roofline_speed
+from octavo.planner.roofline import DeviceSpeed, roofline_speed
 from octavo.planner.sizer import Sizer, device_of, engine_and_reason, ranks
 from octavo.planner.sizing import GroupCost, Sizing
 from octavo.planner.subject import Subject
 from octavo.planner.targets import TargetAnswer, find_targets
 from octavo.planner.two_ceilings import Ceilings, find_ceilings
+
+if TYPE_CHECKING:
+    from octavo.planner.calibrate import TermDifference
 
 SCHEMA = "octavo.plan/1"
 
@@ -173,23 +174,25 @@ def make_plan(question: PlanQuestion, subject: Subject, *, surroundings: Surroun
         InvalidParameterError: a value contradicts the model, the device or another value.
         UnsupportedModelError: the engine does not run this model, or its layout of it is not known.
     """
-    path = surroundings.calibrate_path
-    learned = learn(path, question, subject) if path else Learned(question=question)
+    calibration, speed = None, None
+    if surroundings.calibrate_path is not None:
+        from octavo.planner.learned import learn  # noqa: PLC0415 - most plans learn from nothing
+
+        learned = learn(surroundings.calibrate_path, question, subject)
+        question, calibration, speed = learned.question, learned.calibration, learned.speed
     sizer = Sizer(
         subject=subject,
         machine=surroundings.machine,
         native_refusal=surroundings.native_refusal,
-        calibration=learned.calibration,
+        calibration=calibration,
     )
-    return _plan(sizer, learned)
+    return _plan(sizer, question, speed)
 
 
-def _plan(sizer: Sizer, learned: Learned) -> Plan:
-    question = learned.question
+def _plan(sizer: Sizer, question: PlanQuestion, speed: DeviceSpeed | None) -> Plan:
     sizing = sizer.size(question)
     lengths = read_trace(Path(question.trace)) if question.trace else question.asked_lengths
     subject, device = sizer.subject, device_of(question)
-    speed = learned.speed
     if speed is None and device is not None:
         speed = roofline_speed(device, weight_dtype=question.weight_dtype)
     tensor, stages = ranks(question)
@@ -242,7 +245,7 @@ def _plan(sizer: Sizer, learned: Learned) -> Plan:
         curves=find_curves(sizer, question, sizing),
         target_concurrency=question.target_concurrency,
         targets=find_targets(sizer, question, sizing, lengths) if question.target_concurrency else (),
-        calibration=learned.calibration.terms if learned.calibration else (),
+        calibration=sizer.calibration.terms if sizer.calibration else (),
         next_command=next_command(question, sizing, subject),
         refusal=sizing.refusal,
     )

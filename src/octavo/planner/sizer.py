@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from octavo.config.machine import Machine
 from octavo.errors import InvalidParameterError
-from octavo.planner.calibrate import Calibration
 from octavo.planner.devices import Device, find_device
 from octavo.planner.estimate import exact
-from octavo.planner.octavo_sizing import size_octavo
-from octavo.planner.other_sizing import size_other
 from octavo.planner.question import EngineName, PlanQuestion, engine_config
 from octavo.planner.sizing import Sizing
 from octavo.planner.subject import AS_IS, Hypothesis, Subject
 from octavo.units import format_bytes
+
+if TYPE_CHECKING:
+    from octavo.planner.calibrate import Calibration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class Sizer:
                 because="this machine is planned for Octavo, which runs on CPUs",
                 hints=("`--device h100-80gb`, or any other of `--list-devices`", "`--memory 80GiB`"),
             )
+        from octavo.planner.other_sizing import size_other  # noqa: PLC0415 - a plan for Octavo need not wait for it
+
         return size_other(
             question,
             self.subject,
@@ -82,6 +85,8 @@ class Sizer:
             machine = replace(machine, available_bytes=config.memory, resident_bytes=0)
         if device is not None:
             native_refusal = ""
+        from octavo.planner.octavo_sizing import size_octavo  # noqa: PLC0415 - likewise
+
         facts = self.subject.octavo_facts(config, native_refusal=native_refusal)
         return size_octavo(config, machine, hypothesis.on_facts(facts), purpose=question.purpose)
 
