@@ -145,6 +145,15 @@ struct HeldStep {
   StepInput input;
   std::vector<IntArray> arrays;
   std::vector<int32_t> new_blocks;
+  std::vector<std::vector<uint32_t>> masks;
+
+  std::span<const uint32_t> hold_mask(const nb::bytes& words) {
+    if (words.size() % sizeof(uint32_t) != 0) throw std::invalid_argument("samples allowed: not whole 32-bit words");
+    std::vector<uint32_t>& mask = masks.emplace_back(words.size() / sizeof(uint32_t));
+    const auto* bytes = reinterpret_cast<const uint8_t*>(words.c_str());
+    for (size_t i = 0; i < words.size(); ++i) mask[i / 4] |= uint32_t(bytes[i]) << (8 * (i % 4));
+    return mask;
+  }
 
   Ints hold(nb::handle object) {
     arrays.push_back(nb::cast<IntArray>(object));
@@ -153,7 +162,7 @@ struct HeldStep {
 };
 
 // (logits_row, position, seed, temperature, top_p, top_k, min_p, repetition, presence, frequency, num_logprobs,
-//  banned ids, bias pairs, prompt ids, output ids)
+//  banned ids, bias pairs, prompt ids, output ids, mask of allowed ids or None)
 SampleRequest sample_of(const nb::tuple& fields, HeldStep& held) {
   SampleRequest request{};
   request.logits_row = nb::cast<int32_t>(fields[0]);
@@ -173,6 +182,7 @@ SampleRequest sample_of(const nb::tuple& fields, HeldStep& held) {
   }
   request.prompt = held.hold(fields[13]);
   request.output = held.hold(fields[14]);
+  if (!fields[15].is_none()) request.allowed = held.hold_mask(nb::cast<nb::bytes>(fields[15]));
   return request;
 }
 

@@ -79,9 +79,21 @@ int32_t Sampler::choose(const float* logits, float highest_logit, const SampleRe
 
 void Sampler::adjust(const float* logits, const SampleRequest& request) {
   kernels_->widen(logits, vocab_size_, scores_.data());
+  if (!request.allowed.empty()) keep_allowed(request.allowed);
   for (const auto& [id, bias] : request.bias) scores_[size_t(id)] += bias;
   for (const int32_t id : request.banned) scores_[size_t(id)] = -kInfinity;
   if (request.has_penalties()) penalise(request);
+}
+
+// Set, not added to or multiplied: what a masked id scored must not matter, whatever it was.
+void Sampler::keep_allowed(std::span<const uint32_t> allowed) {
+  for (int first = 0; first < vocab_size_; first += 32) {
+    const uint32_t word = allowed[size_t(first / 32)];
+    if (word == ~uint32_t(0)) continue;
+    for (int id = first; id < std::min(first + 32, vocab_size_); ++id) {
+      if ((word >> (id - first) & 1) == 0) scores_[size_t(id)] = -kInfinity;
+    }
+  }
 }
 
 // Repetition sees prompt and output, the other two count the output alone.

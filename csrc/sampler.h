@@ -28,11 +28,12 @@ struct SampleRequest {
   std::vector<std::pair<int32_t, double>> bias;
   std::span<const int32_t> prompt;
   std::span<const int32_t> output;
+  std::span<const uint32_t> allowed;  // a bit per id, those of 0 to 31 in the first word; empty: all may be chosen
 
   bool has_penalties() const {
     return repetition_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0;
   }
-  bool is_adjusted() const { return !bias.empty() || !banned.empty() || has_penalties(); }
+  bool is_adjusted() const { return !allowed.empty() || !bias.empty() || !banned.empty() || has_penalties(); }
 };
 
 constexpr int32_t kNoToken = -1;  // the logits are no distribution: a NaN, +inf, or nothing above -inf
@@ -71,6 +72,7 @@ class Sampler {
 
   int32_t choose(const float* logits, float highest_logit, const SampleRequest& request);
   void adjust(const float* logits, const SampleRequest& request);
+  void keep_allowed(std::span<const uint32_t> allowed);
   void penalise(const SampleRequest& request);
   int32_t draw(const Scores& scores, const SampleRequest& request, const Temper& temper);
   void keep_top_k(const Scores& scores, int top_k, const Temper& temper);

@@ -79,6 +79,9 @@ void check_answers(const StepInput& step, const StepLimits& limits) {
   for (size_t i = 0; i < step.samples.size(); ++i) {
     check_range("samples logits_row", int64_t(i), step.samples[i].logits_row, 0, num_selected - 1);
     check_sample_ids(step.samples[i], limits.num_logits - 1);
+    const size_t num_words = step.samples[i].allowed.size();
+    if (num_words > 0)
+      check_length("samples allowed", num_words, "ceil(num_logits / 32)", (limits.num_logits + 31) / 32);
   }
   for (size_t i = 0; i < step.scores.size(); ++i) {
     const ScoreRequest& score = step.scores[i];

@@ -332,6 +332,45 @@ void check_ways(WeightKind kind, KvType kv_type, Shape shape, Isa isa, uint64_t 
   }
 }
 
+// --- masks of allowed ids
+// ---------------------------------------------------------------------------------------------------------
+
+// A masked draw is the draw from a row whose other logits were -inf all along, and unmasked scores stay as they were.
+void check_masks(Isa isa, uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  for (const int vocab_size : {1, 31, 32, 33, 700}) {
+    Sampler sampler(kernels_of(isa).sample, vocab_size);
+    for (int variety = 0; variety < 60; ++variety) {
+      std::vector<float> logits(static_cast<size_t>(vocab_size));
+      for (float& logit : logits) logit = float(rng() % 1000) / 100.0f;
+      std::vector<uint32_t> allowed(size_t(vocab_size + 31) / 32);
+      for (uint32_t& word : allowed) word = variety % 5 == 0 ? ~uint32_t(0) : uint32_t(rng() & rng());
+      const int32_t kept = int32_t(rng() % uint64_t(vocab_size));
+      allowed[size_t(kept / 32)] |= uint32_t(1) << (kept % 32);
+      std::vector<float> hidden = logits;
+      for (int id = 0; id < vocab_size; ++id) {
+        if ((allowed[size_t(id / 32)] >> (id % 32) & 1) == 0) hidden[size_t(id)] = -INFINITY;
+      }
+      SampleRequest masked = sample_of(0, variety, variety);
+      SampleRequest plain = masked;
+      masked.allowed = allowed;
+      SampleAnswer got, want;
+      sampler.sample(logits.data(), masked, got);
+      sampler.sample(hidden.data(), plain, want);
+      check(got.token_id == want.token_id, "a mask removes ids before anything else");
+      TokenLogprobs score;
+      sampler.score(logits.data(), got.token_id, masked.num_logprobs, score);
+      check(got.logprobs.logprob == score.logprob && got.logprobs.top == score.top, "a mask leaves scores alone");
+    }
+    const std::vector<uint32_t> none(size_t(vocab_size + 31) / 32);
+    SampleRequest masked = sample_of(0, 0, 0);
+    masked.allowed = none;
+    SampleAnswer got;
+    sampler.sample(std::vector<float>(static_cast<size_t>(vocab_size)).data(), masked, got);
+    check(got.token_id == kNoToken, "a mask that allows nothing chooses nothing");
+  }
+}
+
 // --- the team
 // ---------------------------------------------------------------------------------------------------------
 
@@ -387,6 +426,7 @@ int main(int argc, char** argv) {
   std::vector<Isa> isas{Isa::portable};
   if (has_avx2()) isas.push_back(Isa::avx2);
   for (const Isa isa : isas) {
+    check_masks(isa, seed);
     check_ways(WeightKind::f32, KvType::f32, {6, 2, 32}, isa, seed);
     check_ways(WeightKind::q4_1, KvType::f16, {8, 1, 20}, isa, seed + 1);
     check_ways(WeightKind::int8, KvType::bf16, {3, 3, 32}, isa, seed + 2);

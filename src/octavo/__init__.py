@@ -16,14 +16,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from octavo.core.sampling import SamplingParams
     from octavo.errors import OctavoError
+    from octavo.llm.async_llm import AsyncLLM
     from octavo.llm.offline import LLM
     from octavo.llm.outputs import CompletionOutput, Logprob, RequestOutput
     from octavo.version import __version__
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "OctavoError", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "Logprob",
+    "OctavoError",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "octavo.llm.offline",
+    "AsyncLLM": "octavo.llm.async_llm",
     "CompletionOutput": "octavo.llm.outputs",
     "Logprob": "octavo.llm.outputs",
     "OctavoError": "octavo.errors",

@@ -10,6 +10,8 @@
     ├── CapacityError             it does not fit                                             exit 3
     │   └── RequestTooLongError   one request can never fit; refused on arrival               exit 3
     ├── RequestAbortedError       a request ended before it was done, and the client is told
+    ├── QueueFullError            too many requests wait; come back in `retry_after_s`
+    ├── EngineStoppedError        the engine has been stopped, drains, or has failed
     └── MachineError              the machine lacks something: memory, an instruction set, a file permission
 
 `raise` one of these for the user's input or machine; `assert` guards our own bugs. Nothing else formats messages.
@@ -129,6 +131,26 @@ class RequestAbortedError(OctavoError):
     """A request ended before it was done."""
 
     code = "request-aborted"
+
+
+class QueueFullError(OctavoError):
+    """As many requests wait as may wait; the same request can be accepted later.
+
+    Args:
+        retry_after_s: Whole seconds until a place is likely, from the rate at which requests end.
+    """
+
+    code = "queue-full"
+
+    def __init__(self, message: str, *, retry_after_s: int, because: str = "", hints: tuple[str, ...] = ()) -> None:
+        super().__init__(message, because=because, hints=hints)
+        self.retry_after_s = retry_after_s
+
+
+class EngineStoppedError(OctavoError):
+    """The engine takes no requests: it drains, has been stopped, or has failed."""
+
+    code = "engine-stopped"
 
 
 class MachineError(OctavoError):

@@ -30,6 +30,7 @@ _BYTE_UNITS = {
     "gb": 10**9,
     "tb": 10**12,
 }
+_MICROSECONDS = {"us": 1, "ms": 1000, "s": 10**6, "min": 60 * 10**6}
 _COUNT_UNITS = {"": 1, "k": 1024, "m": 1024**2}
 # The digits are bounded because nothing has 30 of them, and longer ones overflow whatever they are given to.
 _QUANTITY = re.compile(r"\s*(\d{1,30})(?:\.(\d{1,30}))?\s*([A-Za-z]*)\s*")
@@ -111,6 +112,23 @@ def parse_count(text: str, *, param: str = "count", example: int = 4096) -> int:
             hints=(f"write for example `{spell(param, str(example))}`",),
         )
     return numerator // denominator
+
+
+def parse_duration_s(text: str, *, param: str = "duration") -> float:
+    """Read `200ms`, `0.5s` or `2min` as seconds; a bare number is refused, for it could be either.
+
+    Raises:
+        InvalidParameterError: no number, no unit, an unknown unit, or no time at all.
+    """
+    numerator, denominator = _quantity(text, _MICROSECONDS)
+    if denominator == 0 or numerator == 0:
+        raise InvalidParameterError(
+            f"{quote(text)} is not a duration",
+            param=param,
+            because="a duration is a number above 0 with a unit: us, ms, s or min",
+            hints=(f"write for example `{spell(param, '200ms')}`",),
+        )
+    return numerator / denominator / 1e6
 
 
 def _quantity(text: str, units: Mapping[str, int]) -> tuple[int, int]:

@@ -6,7 +6,15 @@ import typing
 import pytest
 
 from octavo.core.budget import StepBudget
-from octavo.core.events import BlocksAllocated, Event, EventLog, RequestArrived, StepScheduled, event_to_dict
+from octavo.core.events import (
+    BlockCopied,
+    BlocksAllocated,
+    Event,
+    EventLog,
+    RequestArrived,
+    StepScheduled,
+    event_to_dict,
+)
 from octavo.testing.factories import CoreSetup, Rig
 
 
@@ -58,6 +66,21 @@ def test_filled_places_count_shared_ones_once():
     rig.run(2)
 
     assert [event.num_filled_places for event in rig.of(StepScheduled)] == [10, 8 + 4 * 3]
+    rig.run_to_end()
+
+
+def test_filled_places_count_a_copied_source_as_far_as_it_is_filled():
+    """A partial block that nobody holds is kept for one step while it is copied: 2 of its 4 places are filled."""
+    rig = Rig()
+    rig.add(5, max_tokens=2)
+    rig.run_to_end()
+    assert len(rig.of(BlockCopied)) == 0
+    rig.add([0, 1, 2, 3, 4, 90], max_tokens=2)
+    rig.step()
+
+    assert len(rig.of(BlockCopied)) == 1
+    # The hit block and the copy's six tokens, and the six tokens in the source's own two places.
+    assert rig.of(StepScheduled)[-1].num_filled_places == 4 + 2 + 2
     rig.run_to_end()
 
 

@@ -5,7 +5,14 @@ import random
 import pytest
 
 from octavo.core.block_hash import chain_hash
-from octavo.core.events import BlockCached, BlockEvicted, PrefixDiverged, RequestAdmitted, RequestDelayed
+from octavo.core.events import (
+    BlockCached,
+    BlockEvicted,
+    PrefixDiverged,
+    RequestAdmitted,
+    RequestDelayed,
+    event_to_dict,
+)
 from octavo.core.kv_cache import GroupSpec
 from octavo.testing.factories import CoreSetup, Rig, constant_hash, four_bit_hash, num_scheduled, solo_output
 
@@ -233,6 +240,8 @@ def test_near_miss_is_told_with_its_position():
 
     [event] = rig.of(PrefixDiverged)
     assert (event.request_id, event.position) == (request.request_id, 20)
+    assert (event.token_id, event.cached_token_id) == (999, 20)
+    assert set(event_to_dict(event)) == {"event", "request_id", "position", "block_id"}, "recordings have no token ids"
 
 
 def test_near_miss_of_two_groups_names_a_position_where_tokens_differ():

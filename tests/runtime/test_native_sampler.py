@@ -103,6 +103,13 @@ def random_params(rng, vocab_size):
     return SamplingParams(**chosen)
 
 
+def random_mask(rng, vocab_size):
+    """A bit per id, in words of 32; sometimes few, sometimes all."""
+    allowed = rng.random(32 * -(-vocab_size // 32)) < rng.choice([0.02, 0.5, 1.0])
+    allowed[rng.integers(0, vocab_size)] = True
+    return np.packbits(allowed, bitorder="little").tobytes()
+
+
 def random_sample(rng, row, vocab_size):
     ban_some = rng.random() < 0.3 and vocab_size > 8
     return SampleRow(
@@ -114,6 +121,7 @@ def random_sample(rng, row, vocab_size):
         banned_token_ids=tuple(int(each) for each in rng.integers(0, vocab_size, 2)) if ban_some else (),
         prompt_token_ids=array("i", [int(each) for each in rng.integers(0, vocab_size, 9)]),
         output_token_ids=array("i", [int(each) for each in rng.integers(0, vocab_size, 30)]),
+        allowed_tokens=random_mask(rng, vocab_size) if rng.random() < 0.3 else None,
     )
 
 
@@ -128,7 +136,7 @@ def test_native_sampler_equals_definition_bit_for_bit(rng, isa, vocab_size):
         for one in samples:
             try:
                 wanted.append(sampler.sample(logits[one.logits_row], one))
-            except AssertionError as error:  # a random ban left nothing
+            except AssertionError as error:  # a random ban or mask left nothing
                 assert "banned" in str(error)
                 wanted.append(None)
         kept = [one for one, want in zip(samples, wanted, strict=True) if want is not None]
@@ -188,6 +196,16 @@ def test_everything_banned_is_our_bug_and_named(isa):
     )
 
     with pytest.raises(AssertionError, match="culprit"):
+        runner.execute(plan_of(1, [row]))
+
+
+def test_a_mask_of_a_wrong_length_is_refused(isa):
+    runner = runner_over(np.zeros((1, 33), np.float32), isa)
+    row = SampleRow(
+        request_id="a", logits_row=0, position=3, params=SamplingParams(), seed=0, allowed_tokens=b"\xff" * 4
+    )
+
+    with pytest.raises(ValueError, match=r"allowed has length 1, expected ceil\(num_logits / 32\) = 2"):
         runner.execute(plan_of(1, [row]))
 
 

@@ -8,6 +8,7 @@ from octavo.cli.command import CONTEXT, LazyCommand, OctavoGroup
 
 COMMANDS = {
     "offline": LazyCommand("octavo.cli.bench_offline", "Run a workload as fast as the engine can"),
+    "serve": LazyCommand("octavo.cli.bench_serve", "Put a load on a server, as its clients would"),
     "recompute": LazyCommand("octavo.cli.bench_recompute", "Time a token with the KV cache and without"),
     "kernels": LazyCommand("octavo.cli.bench_kernels", "Time each kernel against the machine's limits"),
 }
@@ -22,6 +23,7 @@ COMMANDS = {
         example
         for example in (
             "octavo bench offline --workload workload.json",
+            "octavo bench serve --base-url http://127.0.0.1:8000/v1 --workload workload.json",
             "octavo bench recompute --lengths 128,512",
             "octavo bench kernels",
         )

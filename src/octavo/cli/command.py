@@ -134,5 +134,5 @@ def split_example(example: str) -> list[str]:
 
 
 def _group_order(name: str) -> int:
-    order = ("Prompt", "Sampling", "Model", "Memory", "Scheduling", "Output", "Other")
+    order = ("Prompt", "Sampling", "Model", "Device", "Load", "Memory", "Scheduling", "Output", "Other")
     return order.index(name) if name in order else len(order) - 2

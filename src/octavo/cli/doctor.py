@@ -104,8 +104,8 @@ def _run_selftest(output: Output) -> None:
 def _plan(asked: AskedConfig, machine: Machine) -> tuple[Card | None, CapacityError | None]:
     """Return the start card of the model, or why there is none."""
     from octavo.llm.assemble import model_facts
-    from octavo.models.fetch import local_path
     from octavo.models.load import open_model
+    from octavo.models.local_models import local_path
     from octavo.planner.card import make_card
     from octavo.planner.resolve import resolve
 
@@ -166,7 +166,7 @@ def _native_facts() -> dict[str, Any]:
 def _cache_facts() -> dict[str, Any]:
     from octavo.models.aliases import ALIASES
     from octavo.models.cache_folder import cache_folder
-    from octavo.models.fetch import local_path
+    from octavo.models.local_models import local_path
 
     try:
         folder = cache_folder(os.environ)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,17 +65,41 @@ class GroupedOption(click.Option):
 
 def engine_options(function: Command) -> Command:
     """Add MODEL and every engine option; the command receives them as `asked`."""
+    decorate = table_options(OPTIONS, lambda flags: {"asked": ask(flags, environment_source(os.environ))})
+    return decorate(function)
 
-    @functools.wraps(function)
-    def wrapper(**values: Any) -> Any:
-        flags = _flag_source(values)
-        rest = {name: value for name, value in values.items() if name not in _DESTINATIONS}
-        return function(asked=ask(flags, environment_source(os.environ)), **rest)
 
-    for option in reversed(OPTIONS):
-        for decorate in reversed(_click_options(option)):
-            wrapper = decorate(wrapper)
-    return wrapper
+def table_options(
+    options: Sequence[Option], read: Callable[[Source], Mapping[str, Any]]
+) -> Callable[[Command], Command]:
+    """Add the options of a table, hidden spellings included.
+
+    Args:
+        read: Makes the arguments that the command receives in place of the options, from the flags that were given.
+    """
+    destinations = {
+        destination: option
+        for option in options
+        for destination in (
+            option.name,
+            _alias_destination(option.name),
+            *(_alias_destination(alias) for alias in option.aliases),
+        )
+    }
+
+    def decorate(function: Command) -> Command:
+        @functools.wraps(function)
+        def wrapper(**values: Any) -> Any:
+            made = read(_flag_source(values, destinations))
+            rest = {name: value for name, value in values.items() if name not in destinations}
+            return function(**made, **rest)
+
+        for option in reversed(options):
+            for add in reversed(_click_options(option)):
+                wrapper = add(wrapper)
+        return wrapper
+
+    return decorate
 
 
 def output_options(function: Command) -> Command:
@@ -118,6 +142,7 @@ def _click_options(option: Option) -> list[Command]:
         cls=GroupedOption,
         group=option.group,
         metavar=_metavar(option),
+        multiple=option.kind == "list",
         help=help_of(option),
     )
     return [main, *(_hidden(alias, takes_value=True) for alias in option.aliases)]
@@ -134,24 +159,13 @@ def _alias_destination(alias: str) -> str:
     return f"alias_{alias}"
 
 
-# Every name under which a value of the table can arrive: its own, and one per hidden spelling.
-_DESTINATIONS: dict[str, Option] = {
-    destination: option
-    for option in OPTIONS
-    for destination in (
-        option.name,
-        _alias_destination(option.name),
-        *(_alias_destination(alias) for alias in option.aliases),
-    )
-}
-
-
-def _flag_source(given: dict[str, Any]) -> Source:
+def _flag_source(given: Mapping[str, Any], destinations: Mapping[str, Option]) -> Source:
+    """Return what flags say; `destinations` has every name under which a value of the table can arrive."""
     values: dict[str, object] = {}
     spellings: dict[str, str] = {}
     for destination, value in given.items():
-        option = _DESTINATIONS.get(destination)
-        if option is None or value is None:
+        option = destinations.get(destination)
+        if option is None or value is None or value == ():  # click's word for a repeatable one that was not given
             continue
         spelling = _spelling(option, destination, value)
         if option.name in values:
@@ -176,5 +190,9 @@ def _metavar(option: Option) -> str:
             return "SIZE"
         case "ratio":
             return "RATIO"
+        case "text" | "list":
+            return "TEXT"
+        case "seconds":
+            return "SECONDS"
         case _:
             return "N"

@@ -16,8 +16,9 @@ from typing import Any, Literal
 from octavo.errors import InvalidParameterError
 from octavo.units import MAX_BYTES, format_bytes, parse_bytes, parse_count, quote
 
-OptionKind = Literal["text", "count", "integer", "bytes", "ratio", "flag", "choice"]
+OptionKind = Literal["text", "list", "count", "integer", "bytes", "ratio", "seconds", "flag", "choice"]
 ENV_PREFIX = "OCTAVO_"
+MAX_SECONDS = 7 * 24 * 3600
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
@@ -29,7 +30,8 @@ class Option:
     Args:
         name: Field name; the flag is `--name-with-dashes`, the environment variable `OCTAVO_NAME`.
         kind: How a value is read and checked. `count` is a whole number of at least 1 (`4k` = 4096), `bytes` needs a
-            unit, `ratio` lies above 0 and at most at 1.
+            unit, `ratio` lies above 0 and at most at 1, `seconds` are at least 0, a `list` is a
+            tuple of texts (separated by commas where one text has to hold all).
         help: One sentence for a person, without the default.
         group: Heading under which help lists it.
         unit: Unit of the value, for help and docs; empty where the kind says it all.
@@ -80,6 +82,10 @@ class Option:
         match self.kind:
             case "text":
                 return self._read_text(value, param)
+            case "list":
+                return self._read_list(value, param)
+            case "seconds":
+                return self._read_seconds(value, param)
             case "flag":
                 return self._read_flag(value, param)
             case "choice":
@@ -99,12 +105,31 @@ class Option:
             return "on" if value else "off"
         if self.kind == "bytes" and isinstance(value, int):
             return format_bytes(value)
-        return str(value)
+        if isinstance(value, tuple):
+            return ", ".join(value) or "none"
+        return f"{value:g} s" if self.kind == "seconds" else str(value)
 
     def _read_text(self, value: object, param: str) -> str:
         if not isinstance(value, str) or not value.strip():
             raise InvalidParameterError(f"{quote(value)} is not a non-empty text", param=param)
         return value
+
+    def _read_list(self, value: object, param: str) -> tuple[str, ...]:
+        given = value.split(",") if isinstance(value, str) else value
+        if not isinstance(given, list | tuple) or not all(isinstance(each, str) and each.strip() for each in given):
+            raise InvalidParameterError("not a list of non-empty texts", param=param)
+        return tuple(dict.fromkeys(each.strip() for each in given))
+
+    def _read_seconds(self, value: object, param: str) -> float:
+        try:
+            seconds = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+        except (ValueError, OverflowError):
+            seconds = math.nan
+        if not 0.0 <= seconds <= MAX_SECONDS:
+            raise InvalidParameterError(
+                f"{quote(value)} is not a number of seconds from 0 to {MAX_SECONDS:,}", param=param
+            )
+        return seconds
 
     def _read_flag(self, value: object, param: str) -> bool:
         if isinstance(value, bool):

@@ -15,6 +15,11 @@ from octavo.core.free_queue import FreeQueue
 from octavo.core.prefix_index import PrefixIndex
 from octavo.units import BlockId
 
+EMPTY, CACHED = 0, 1
+"""What `BlockPool.block_map` says of a block that nobody holds; of a held one it says 1 + its holders."""
+MANY = 255
+"""254 holders or more: a byte says no more."""
+
 
 class BlockPool:
     """All blocks, made once.
@@ -34,6 +39,8 @@ class BlockPool:
         self._indexes = [PrefixIndex() for _ in range(num_groups)]
         self._events = events
         self._step = 0
+        # Kept up to date with each change, so that looking at a hundred thousand blocks is one copy of bytes.
+        self._map = bytearray(num_usable_blocks + 1)
 
     @property
     def num_usable_blocks(self) -> int:
@@ -64,6 +71,10 @@ class BlockPool:
         """The free queue in the order of reuse; for reading only."""
         return self._free
 
+    def block_map(self) -> bytes:
+        """Return a byte per usable block, in the order of ids from 1 on: `EMPTY`, `CACHED`, or 1 + its holders."""
+        return bytes(self._map[1:])
+
     def set_step(self, step: int) -> None:
         """Tell the pool which step it is, so that evictions can say how long a block was idle."""
         self._step = step
@@ -78,6 +89,7 @@ class BlockPool:
             if block.key is not None:
                 self._evict(block)
             block.ref_count = 1
+            self._map[block.id] = 2
             taken.append(block)
         return taken
 
@@ -87,6 +99,7 @@ class BlockPool:
         if block.ref_count == 0:
             self._free.remove(block)
         block.ref_count += 1
+        self._map[block.id] = min(block.ref_count + 1, MANY)
 
     def release(self, block: Block) -> None:
         """Drop a reference. The last one sends the block to the free queue.
@@ -97,12 +110,16 @@ class BlockPool:
         """
         assert block.ref_count > 0, f"{block} is released once too often"
         block.ref_count -= 1
-        if block.ref_count == 0:
-            block.freed_step = self._step
-            if block.key is None:
-                self._free.prepend(block)
-            else:
-                self._free.append(block)
+        if block.ref_count > 0:
+            self._map[block.id] = min(block.ref_count + 1, MANY)
+            return
+        block.freed_step = self._step
+        if block.key is None:
+            self._map[block.id] = EMPTY
+            self._free.prepend(block)
+        else:
+            self._map[block.id] = CACHED
+            self._free.append(block)
 
     def cache(self, block: Block, key: BlockKey, *, group: int, num_tokens: int, is_full: bool) -> bool:
         """Name a computed block so that later requests find it; `False` if its content is cached already.
@@ -141,6 +158,7 @@ class BlockPool:
 
     def _evict(self, block: Block) -> None:
         assert block.key is not None
+        self._map[block.id] = EMPTY
         self._indexes[block.group].remove(block)
         self._events.emit(
             BlockEvicted(

@@ -62,3 +62,8 @@ def common_tokens(first: bytes, second: bytes) -> int:
         if first[at : at + TOKEN_BYTES] != second[at : at + TOKEN_BYTES]:
             return index
     return limit
+
+
+def token_at(identity: bytes, index: int) -> TokenId:
+    """Return the id of one token of an identity; a mere number where content is not backed by token ids."""
+    return TokenId(array("i", identity[index * TOKEN_BYTES : (index + 1) * TOKEN_BYTES])[0])

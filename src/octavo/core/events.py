@@ -1,16 +1,17 @@
 """Events: what happened in the core, as frozen values in order.
 
 The core counts nothing. Metrics, the live view, recordings and explanations are folds over this stream; the scheduler
-never reads it back. Events carry ids and numbers, never text. `StepScheduled` opens a step; what follows it, up to the
-next one, belongs to that step or came between the two.
+never reads it back. Events carry ids and numbers, never text; token ids, from which one could tell a text, are private
+and never recorded. `StepScheduled` opens a step; what follows it, up to the next one, belongs to that step or came
+between the two.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args
 
-from octavo.units import BlockId, RequestId
+from octavo.units import BlockId, RequestId, TokenId
 
 WaitReason = Literal["seats", "tokens", "blocks", "prefix"]
 """Why a request is not admitted: no seat, no token budget, too few blocks, or a running request is computing its
@@ -50,12 +51,15 @@ class RequestDelayed:
 class RequestAdmitted:
     """A request moved to running. Hit tokens are `num_block_hit_tokens` in whole blocks + `num_copied_hit_tokens`.
 
+    `hit_block_ids` are the blocks hit, per group, from the first token on: the beginnings of its tables, with the null
+    block (0) where a window group needs none. What it copies is named by `BlockCopied`.
     `is_resumed` says that its hits were counted before: it ran already, or it is a further answer that found no seat
     when its prompt had been computed.
     """
 
     request_id: RequestId
     num_known_tokens: int
+    hit_block_ids: tuple[tuple[BlockId, ...], ...]
     num_block_hit_tokens: int
     num_copied_hit_tokens: int
     is_resumed: bool
@@ -63,11 +67,16 @@ class RequestAdmitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixDiverged:
-    """The prefix cache held a continuation of this request's prefix, but with another token at `position`."""
+    """The prefix cache held a continuation of this request's prefix, but with another token at `position`.
+
+    The two tokens are for those who may see the prompt; they are left out of recordings.
+    """
 
     request_id: RequestId
     position: int
     block_id: BlockId
+    token_id: TokenId = field(metadata={"is_private": True})
+    cached_token_id: TokenId = field(metadata={"is_private": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,5 +218,10 @@ class EventLog:
 
 
 def event_to_dict(event: Event) -> dict[str, object]:
-    """Return an event as JSON-ready values with its kind in `event`."""
-    return {"event": type(event).__name__, **asdict(event)}
+    """Return an event as JSON-ready values with its kind in `event`; private fields are left out."""
+    return {"event": type(event).__name__, **{name: getattr(event, name) for name in _RECORDED[type(event)]}}
+
+
+_RECORDED = {
+    kind: tuple(each.name for each in fields(kind) if not each.metadata.get("is_private")) for kind in get_args(Event)
+}

@@ -55,12 +55,17 @@ def check_paged(kv_cache: PagedKVCache, scheduler: Scheduler) -> None:
         held.update(copy.source for copy in kv_cache.step_copies(request))
     for block in pool.blocks[1:]:
         assert block.ref_count == held[block.id], f"{block} is in {held[block.id]} tables"
+    assert pool.block_map() == bytes(map(_map_byte, pool.blocks[1:])), "the map of the blocks is behind"
     assert set(free_ids) == {block.id for block in pool.blocks[1:] if block.ref_count == 0}
     assert len(free_ids) + sum(block.ref_count > 0 for block in pool.blocks[1:]) == pool.num_usable_blocks
     null = pool.blocks[NULL_BLOCK]
     assert null.ref_count == 0 and null.key is None and null.id not in free_ids, "the null block is in use"
     _check_index(kv_cache)
     _check_tables(kv_cache, scheduler)
+
+
+def _map_byte(block: Block) -> int:
+    return min(block.ref_count + 1, 255) if block.ref_count else int(block.key is not None)
 
 
 def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:

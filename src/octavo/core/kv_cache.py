@@ -14,8 +14,8 @@ from typing import Protocol
 
 from octavo.core.block import Block
 from octavo.core.request import Request
-from octavo.core.step import BlockCopy
-from octavo.units import BlockId, cdiv
+from octavo.core.step import NULL_BLOCK, BlockCopy
+from octavo.units import BlockId, TokenId, cdiv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,12 @@ class GroupSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """Where the best cached continuation left the request's tokens."""
+    """Where the best cached continuation left the request's tokens: it has another token than they have."""
 
     position: int
     block_id: BlockId
+    token_id: TokenId
+    cached_token_id: TokenId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,11 @@ class Match:
     @property
     def num_tokens(self) -> int:
         return self.num_block_tokens + self.num_copied_tokens
+
+    @property
+    def block_ids(self) -> tuple[tuple[BlockId, ...], ...]:
+        """Ids of `blocks`, the null block's for `None`."""
+        return tuple(tuple(NULL_BLOCK if block is None else block.id for block in hits) for hits in self.blocks)
 
     def without_copy(self) -> Match:
         """Return the same match with whole blocks only."""
@@ -148,3 +155,9 @@ class KVCache(Protocol):
 
     def num_held_blocks(self, request: Request) -> int:
         """Return how many blocks the request's tables hold, shared ones included."""
+
+    def num_unfilled_source_places(self) -> int:
+        """Return the empty places of blocks that nothing but a copy still to be made keeps in use."""
+
+    def block_map(self) -> bytes:
+        """Return a byte per usable block, as `BlockPool.block_map`. Cost: one copy."""

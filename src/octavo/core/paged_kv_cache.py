@@ -19,6 +19,7 @@ from itertools import islice
 from octavo.core.block import Block, BlockHash, BlockKey
 from octavo.core.block_hash import HashFunction, chain_hash, child_key
 from octavo.core.block_pool import BlockPool
+from octavo.core.content import token_at
 from octavo.core.events import BlockCopied, BlocksAllocated, BlocksReleased, EventLog
 from octavo.core.kv_cache import Divergence, GroupSpec, Match
 from octavo.core.request import Request
@@ -117,6 +118,17 @@ class PagedKVCache:
     def num_held_blocks(self, request: Request) -> int:
         holding = self._holdings[request.request_id]
         return sum(map(len, holding.tables)) - sum(holding.num_dropped)
+
+    def num_unfilled_source_places(self) -> int:
+        sources = [(self._pool.blocks[block_id], count) for block_id, count in self._num_copies_from.items()]
+        return sum(
+            self._block_size - block.num_keyed_tokens
+            for block, count in sources
+            if block.ref_count == count and block.key is not None
+        )
+
+    def block_map(self) -> bytes:
+        return self._pool.block_map()
 
     def match(self, request: Request) -> Match:
         if not self._is_caching or not request.reads_prefix_cache:
@@ -309,7 +321,7 @@ class PagedKVCache:
             return (), 0, None
         run = min(child_run for _, child_run in found)
         near_misses = (
-            Divergence(position=start + child_run, block_id=block.id)
+            _divergence(start, child_run, wanted, block)
             for block, child_run in found
             if child_run < min(block.num_keyed_tokens, stop - start)
         )
@@ -403,3 +415,13 @@ class PagedKVCache:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.num_blocks(middle) <= self.num_usable_blocks else (low, middle - 1)
         return low
+
+
+def _divergence(start: int, run: int, wanted: bytes, block: Block) -> Divergence:
+    assert block.key is not None
+    return Divergence(
+        position=start + run,
+        block_id=block.id,
+        token_id=token_at(wanted, run),
+        cached_token_id=token_at(block.key.tokens, run),
+    )

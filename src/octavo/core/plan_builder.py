@@ -95,4 +95,5 @@ def _sample_row(request: Request, logits_row: int, position: int) -> SampleRow:
         banned_token_ids=request.banned_token_ids,
         prompt_token_ids=request.prompt_token_ids() if has_penalties else array("i"),
         output_token_ids=request.output_token_ids() if has_penalties else array("i"),
+        allowed_tokens=request.allowed_tokens,
     )

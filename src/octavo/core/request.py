@@ -58,6 +58,7 @@ class Request:
     """
 
     __slots__ = (
+        "allowed_tokens",
         "arrival",
         "content",
         "eos_token_ids",
@@ -109,6 +110,8 @@ class Request:
         self.wait_reason: WaitReason | None = None
         self.forks: tuple[Request, ...] = ()
         self.keys: list[BlockKey] = []
+        # Of the next draw; set by whoever knows the grammar of the answer, after each token.
+        self.allowed_tokens: bytes | None = None
 
     def __repr__(self) -> str:
         return (

@@ -121,3 +121,13 @@ class ReservedKVCache:
 
     def num_held_blocks(self, request: Request) -> int:
         return self._blocks_per_run
+
+    def num_unfilled_source_places(self) -> int:
+        return 0
+
+    def block_map(self) -> bytes:
+        places = bytearray(self._num_usable_blocks)
+        for run in self._runs.values():
+            first = run * self._blocks_per_run
+            places[first : first + self._blocks_per_run] = b"\x02" * self._blocks_per_run
+        return bytes(places)

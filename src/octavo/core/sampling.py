@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from octavo.core.structured import StructuredOutput
 from octavo.errors import InvalidParameterError
 
 MAX_SEED = 2**63 - 1
@@ -17,7 +18,8 @@ MAX_STOP_STRINGS = 64
 class SamplingParams:
     """How the tokens of one request are chosen. Names and meanings follow vLLM's.
 
-    The logits of a step pass through, in this order: `logit_bias`, `min_tokens` (masks the ids that would end the
+    The logits of a step pass through, in this order: `structured` (masks what would leave the grammar), `logit_bias`,
+    `min_tokens` (masks the ids that would end the
     request), the penalties, `temperature`, `min_p`, `top_k`, `top_p`, then one draw. At least one token always
     survives. Log-probabilities are of the model's own distribution, before all of that.
 
@@ -42,6 +44,8 @@ class SamplingParams:
         skip_special_tokens: Leave special tokens out of the text.
         logprobs: Most likely tokens reported per output token, beside the chosen one; `None` reports nothing.
         prompt_logprobs: The same for each prompt token. Such a request does not read the prefix cache, but fills it.
+        structured: What the text has to be: JSON, a regular expression, one of several texts, or of a grammar. The
+            answer then ends by itself ("stop") where the text is complete, or is cut at `max_tokens` ("length").
 
     Raises:
         InvalidParameterError: naming the field, the value and what is allowed.
@@ -66,6 +70,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         # `None` is how other engines spell "nothing" here.
@@ -78,6 +83,7 @@ class SamplingParams:
         _check_numbers(self)
         _check_stops(self)
         _check_bias(self)
+        _check_structured(self)
         # The one place a frozen value is completed: sequences become tuples, so that params are hashable and shared
         # safely. Nothing is changed in meaning.
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
@@ -157,3 +163,22 @@ def _check_bias(params: SamplingParams) -> None:
             raise InvalidParameterError(f"{token!r} is not a token id", param="logit_bias")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100.0 <= bias <= 100.0:
             raise InvalidParameterError(f"{bias!r} is not a number from -100 to 100", param="logit_bias")
+
+
+def _check_structured(params: SamplingParams) -> None:
+    """Refuse what contradicts a grammar: once its text is complete, nothing but the end may follow."""
+    if params.structured is None:
+        return
+    if not isinstance(params.structured, StructuredOutput):
+        raise InvalidParameterError(f"{type(params.structured).__name__} is no StructuredOutput", param="structured")
+    for param, value, is_set in (
+        ("ignore_eos", True, params.ignore_eos),
+        ("min_tokens", params.min_tokens, params.min_tokens > 0),
+    ):
+        if is_set:
+            raise InvalidParameterError(
+                f"{value} contradicts structured output",
+                param=param,
+                because="an answer ends where its grammar is complete: only the end of sequence is allowed there",
+                hints=(f"leave {param} out",),
+            )

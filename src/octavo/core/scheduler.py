@@ -101,6 +101,10 @@ class Scheduler:
         return bool(self._requests)
 
     @property
+    def num_unfinished(self) -> int:
+        return len(self._requests)
+
+    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
@@ -383,6 +387,7 @@ class Scheduler:
             RequestAdmitted(
                 request_id=request.request_id,
                 num_known_tokens=request.num_known_tokens,
+                hit_block_ids=match.block_ids,
                 num_block_hit_tokens=match.num_block_tokens,
                 num_copied_hit_tokens=match.num_copied_tokens,
                 is_resumed=is_resumed,
@@ -394,6 +399,8 @@ class Scheduler:
                     request_id=request.request_id,
                     position=match.divergence.position,
                     block_id=match.divergence.block_id,
+                    token_id=match.divergence.token_id,
+                    cached_token_id=match.divergence.cached_token_id,
                 )
             )
         num_tokens = min(request.num_uncomputed_tokens, step.budget.num_tokens_left)
@@ -434,6 +441,7 @@ class Scheduler:
         """Return the token places of blocks in use that hold K/V once the step is done; shared places count once."""
         block_size = self._kv.block_size
         num_places = (self._kv.num_usable_blocks - self._kv.num_free_blocks) * block_size
+        num_places -= self._kv.num_unfilled_source_places()
         for request in self._running.values():
             num_tokens = request.num_computed_tokens + step.chunks.get(request.request_id, 0)
             num_places -= sum(len(table) * block_size - num_tokens for table in self._kv.tables(request))

@@ -55,6 +55,8 @@ class SampleRow:
         seed: The request's own seed, drawn on arrival when the caller gave none.
         banned_token_ids: Ids masked for this draw (end-of-sequence and stop ids before `min_tokens`).
         prompt_token_ids, output_token_ids: The history that penalties count; empty unless penalties are on.
+        allowed_tokens: The ids this draw chooses among, one bit per id of the vocabulary in little-endian 32-bit words,
+            lowest id first; `None` allows all.
     """
 
     request_id: RequestId
@@ -65,6 +67,7 @@ class SampleRow:
     banned_token_ids: tuple[int, ...] = ()
     prompt_token_ids: array[int] = field(default_factory=lambda: array("i"))
     output_token_ids: array[int] = field(default_factory=lambda: array("i"))
+    allowed_tokens: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,16 +7,17 @@ real model and virtual time with a cost model are the same code.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from octavo.core.block import BlockKey
 from octavo.core.block_hash import root_key
 from octavo.core.content import TokenContent
 from octavo.core.events import Event, EventLog, FinishReason
-from octavo.core.ports import Clock, Runner
+from octavo.core.limits import Limits
+from octavo.core.ports import Clock, Grammar, GrammarCompiler, Runner, TokenMatcher
 from octavo.core.request import Request
-from octavo.core.sampling import MAX_SEED
+from octavo.core.sampling import MAX_SEED, SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.snapshot import Snapshot
 from octavo.core.step import StepPlan
@@ -39,6 +40,7 @@ class _Answer:
     index: int
     request: Request
     detokenizer: Detokenizer | None
+    matcher: TokenMatcher | None = None
 
 
 class Engine:
@@ -51,6 +53,7 @@ class Engine:
         eos_token_ids: Ids that end a text.
         fingerprint: Everything that decides the bits of K and V besides the tokens; the root of all block hashes.
         tokenizer: Spells tokens; `None` leaves text out.
+        grammars: Compiles structured output; `None` refuses it.
         seed: Seeds the draw of seeds for unseeded requests; `None` draws from the system.
     """
 
@@ -65,6 +68,7 @@ class Engine:
         eos_token_ids: tuple[int, ...] = (),
         fingerprint: bytes = b"",
         tokenizer: TokenSpeller | None = None,
+        grammars: GrammarCompiler | None = None,
         seed: int | None = None,
     ) -> None:
         self._scheduler = scheduler
@@ -75,6 +79,7 @@ class Engine:
         self._eos_token_ids = eos_token_ids
         self._fingerprint = fingerprint
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._random = Random(seed)
         self._roots: dict[str | None, BlockKey] = {}
         self._answers: dict[RequestId, _Answer] = {}
@@ -82,6 +87,7 @@ class Engine:
         self._undelivered: list[OutputDelta] = []
         self._listeners: list[EventListener] = []
         self._plan_listeners: list[Callable[[StepPlan], None]] = []
+        self._is_sound = True
         self.metrics = Metrics(block_size=scheduler.kv_cache.block_size)
 
     # ---- questions ----
@@ -92,9 +98,28 @@ class Engine:
         return self._scheduler.has_unfinished or bool(self._undelivered)
 
     @property
+    def is_sound(self) -> bool:
+        """Whether the books are in order; `False` for good once something outside a runner failed within a step."""
+        return self._is_sound
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self._vocab_size
+
+    @property
     def longest_request_tokens(self) -> int:
         """Most prompt + output tokens one request can have."""
         return self._scheduler.longest_request_tokens
+
+    @property
+    def limits(self) -> Limits:
+        """What one step can do at most."""
+        return self._scheduler.limits
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
 
     def snapshot(self) -> Snapshot:
         """Return who holds which block right now."""
@@ -116,16 +141,37 @@ class Engine:
         """Call `listener` with every step plan before it is executed."""
         self._plan_listeners.append(listener)
 
-    def add(self, message: EngineRequest) -> None:
+    def compile_grammar(self, params: SamplingParams) -> Grammar | None:
+        """Compile what the answers' text has to be; `None` if it is free. May take long; safe to call from any thread.
+
+        Raises:
+            InvalidParameterError: no valid schema, expression or grammar, beyond the limits, or refused here.
+            MachineError: what compiles grammars is not installed.
+        """
+        if params.structured is None:
+            return None
+        if self._grammars is None or not self._eos_token_ids:
+            raise InvalidParameterError(
+                "structured output is not offered here",
+                param="structured",
+                because="the model names no end-of-sequence token" if self._grammars else "no compiler was given",
+            )
+        return self._grammars.compile(params.structured)
+
+    def add(self, message: EngineRequest, grammar: Grammar | None = None) -> None:
         """Accept a request, or say why not; a refused one leaves nothing behind.
+
+        Args:
+            grammar: What `compile_grammar` returned for its params; compiled here and now if it was not.
 
         Raises:
             RequestTooLongError: it could never fit.
-            InvalidParameterError: a token id outside the vocabulary, an empty prompt, an id in use.
+            InvalidParameterError: a token id outside the vocabulary, an empty prompt, an id in use, a bad grammar.
         """
         if message.request_id in self._keys:
             raise InvalidParameterError(f"{message.request_id!r} is in use", param="request_id")
         self._check_token_ids(message)
+        grammar = grammar or self.compile_grammar(message.params)
         requests = self._make_requests(message)
         try:
             self._scheduler.add(requests[0], requests[1:])
@@ -139,7 +185,10 @@ class Engine:
                 index=index,
                 request=request,
                 detokenizer=self._make_detokenizer(message),
+                matcher=None if grammar is None else grammar.start(),
             )
+            has_begun = self._mask_next(self._answers[request.request_id])
+            assert has_begun, "a grammar that nothing can begin is refused by its compiler"
         self._keys[message.request_id] = [request.request_id for request in requests]
         self._publish()
 
@@ -163,6 +212,7 @@ class Engine:
         return delivered
 
     def _compute(self) -> None:
+        self._is_sound = False
         plan = self._scheduler.schedule()
         start_s = self._clock.now_s()
         try:
@@ -172,12 +222,14 @@ class Engine:
         except BaseException:
             for key in self._scheduler.fail_step(plan):
                 self._forget(key, "error")
+            self._is_sound = True
             self._publish()
             raise
         now_s = self._clock.now_s()
         updates = self._scheduler.commit(plan, result)
         self.metrics.runner_s += now_s - start_s
         self._undelivered += [self._take_update(update, now_s) for update in updates]
+        self._is_sound = True
         self._publish()
 
     def abort(self, request_id: str) -> bool:
@@ -261,6 +313,11 @@ class Engine:
         answer = self._answers[update.request_id]
         if update.token_id is not None:
             self.metrics.take_token(update.request_id, now_s)
+            if answer.matcher is not None and update.finish_reason is None:
+                answer.matcher.accept(update.token_id)
+                if not self._mask_next(answer):
+                    self._scheduler.finish(update.request_id, "error")
+                    update = replace(update, finish_reason="error")
         text, stop = self._spell(answer, update)
         reason: FinishReason | None = update.finish_reason
         stop_reason: str | int | None = stop
@@ -283,6 +340,18 @@ class Engine:
             stop_reason=stop_reason,
             num_cached_tokens=answer.request.num_hit_tokens or 0,
         )
+
+    @staticmethod
+    def _mask_next(answer: _Answer) -> bool:
+        """Limit the next draw of an answer to what its grammar allows; `False` if that is nothing at all.
+
+        Done right after each token rather than when its next step is planned: an answer that cannot go on has ended
+        before anybody plans with it.
+        """
+        if answer.matcher is None:
+            return True
+        answer.request.allowed_tokens = answer.matcher.allowed_tokens()
+        return answer.request.allowed_tokens is not None
 
     @staticmethod
     def _spell(answer: _Answer, update: RequestUpdate) -> tuple[str, str | None]:

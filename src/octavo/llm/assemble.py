@@ -23,6 +23,7 @@ from octavo.core.reserved_kv_cache import ReservedKVCache
 from octavo.core.scheduler import Scheduler
 from octavo.engine.clock import MonotonicClock
 from octavo.engine.engine import Engine
+from octavo.llm.native_refusal import native_refusal
 from octavo.models.download import Progress, ignore_progress
 from octavo.models.fetch import fetch
 from octavo.models.load import OpenedModel, open_model
@@ -33,6 +34,7 @@ from octavo.planner.resolve import ModelFacts, Purpose, resolve
 from octavo.runtime.load_tokenizer import load_tokenizer
 from octavo.runtime.reference_runner import ReferenceRunner
 from octavo.runtime.reference_weights import read_reference_weights
+from octavo.runtime.structured import LlguidanceCompiler
 from octavo.runtime.tokenizer import Tokenizer
 
 
@@ -85,15 +87,17 @@ def assemble(
         events=events,
         policy=POLICIES[resolved.scheduling_policy](),
     )
+    eos_token_ids = tuple(dict.fromkeys((*model.spec.eos_token_ids, *tokenizer.eos_token_ids)))
     engine = Engine(
         scheduler,
         runner,
         events=events,
         clock=MonotonicClock(),
         vocab_size=model.spec.vocab_size,
-        eos_token_ids=tuple(dict.fromkeys((*model.spec.eos_token_ids, *tokenizer.eos_token_ids))),
+        eos_token_ids=eos_token_ids,
         fingerprint=_fingerprint(model, resolved),
         tokenizer=tokenizer,
+        grammars=LlguidanceCompiler(tokenizer, vocab_size=model.spec.vocab_size, eos_token_ids=eos_token_ids),
         seed=resolved.seed,
     )
     return Assembled(engine=engine, tokenizer=tokenizer, model=model, resolved=resolved, card=card)
@@ -101,16 +105,7 @@ def assemble(
 
 def model_facts(model: OpenedModel, config: EngineConfig) -> ModelFacts:
     """Return what the planner needs to know of a model, read from its headers."""
-    return facts_of(model, config, native_refusal=_native_refusal())
-
-
-def _native_refusal() -> str:
-    """Say why the native runner cannot be used here; empty if it can."""
-    try:
-        from octavo.runtime import _native  # noqa: F401, PLC0415 - the question is whether it can be imported
-    except ImportError as error:
-        return f"the native module is missing ({error})"
-    return ""
+    return facts_of(model, config, native_refusal=native_refusal())
 
 
 def _make_runner(model: OpenedModel, resolved: ResolvedConfig, report: Progress) -> Runner:

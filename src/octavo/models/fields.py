@@ -44,6 +44,11 @@ class Fields:
             raise self.error(name, f"is {_brief(value)}, an object was expected")
         return Fields(value, self.where, parent=f"{self._parent}{name}.")
 
+    def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
+        """Return these fields with others where they are absent, as a family's own configuration class has them."""
+        present = {name: value for name, value in self._values.items() if value is not None}
+        return Fields({**self._values, **defaults, **present}, self.where, parent=self._parent)
+
     @property
     def values(self) -> Mapping[str, object]:
         """All of them, as they are."""

@@ -58,6 +58,28 @@ def fetch_from_hub(hub_id: HubId, environ: Mapping[str, str], progress: Progress
     return path
 
 
+def fetch_config(hub_id: HubId, environ: Mapping[str, str]) -> Path:
+    """Return a repository's `config.json` alone; a few kilobytes, from the client's cache where that has it.
+
+    Raises:
+        As `fetch_from_hub`.
+    """
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415
+
+    try:
+        path = hf_hub_download(
+            hub_id.repository, "config.json", revision=hub_id.revision, endpoint=environ.get("HF_ENDPOINT") or None
+        )
+    except Exception as error:
+        origin = type(error).__module__.partition(".")[0]
+        if origin in _CLIENT_MODULES or isinstance(error, RuntimeError):
+            raise _explained(error, hub_id, environ) from error
+        if isinstance(error, OSError):
+            raise unwritable(Path(environ.get("HF_HOME") or "~/.cache/huggingface"), error) from error
+        raise  # a bug, ours or the client's
+    return Path(path)
+
+
 def _explained(error: Exception, hub_id: HubId, environ: Mapping[str, str]) -> ModelError:
     from huggingface_hub import errors  # noqa: PLC0415
 

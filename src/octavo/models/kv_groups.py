@@ -24,13 +24,18 @@ def make_kv_groups(windows: Sequence[int | None]) -> tuple[KVGroup, ...]:
     by_window: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):
         by_window.setdefault(window, []).append(layer)
-    counts = sorted(len(layers) for layers in by_window.values())
-    size = counts[-1] if counts[-1] < _SIMILAR_COUNTS * counts[0] else counts[0]
+    size = group_size([len(layers) for layers in by_window.values()])
     return tuple(
         KVGroup(layers=tuple(layers[start : start + size]), window=window)
         for window, layers in by_window.items()
         for start in range(0, len(layers), size)
     )
+
+
+def group_size(counts: Sequence[int]) -> int:
+    """Return the layers of a group, from how many layers there are of each kind."""
+    rarest, commonest = min(counts), max(counts)
+    return commonest if commonest < _SIMILAR_COUNTS * rarest else rarest
 
 
 def layer_windows(groups: Sequence[KVGroup]) -> tuple[int | None, ...]:

@@ -24,6 +24,9 @@ class LayerKV:
         key_dim, value_dim: Elements per head; a latent layer's vector is counted as the key, its value takes none.
         window: Tokens a query sees, its own included (sliding), or tokens of a chunk (chunked); `None` means all.
         index_bytes: Bytes per token that a sparse-attention indexer keeps besides, whatever the KV dtype.
+        rope_dim: Of a latent vector, the elements that carry the position.
+        expanded_dim: Elements of a key head before compression, for engines that cache latent layers as full heads.
+        tokens_per_entry: Tokens that one entry of the cache stands for; 1 unless a layer merges tokens.
     """
 
     kind: KVKind
@@ -32,6 +35,9 @@ class LayerKV:
     value_dim: int
     window: int | None = None
     index_bytes: int = 0
+    rope_dim: int = 0
+    expanded_dim: int = 0
+    tokens_per_entry: int = 1
 
     @property
     def num_elements(self) -> int:
@@ -41,18 +47,29 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerState:
-    """What one request keeps in a recurrent layer, whatever its length; element counts of the two states."""
+    """What one request keeps in a recurrent layer, whatever its length.
+
+    Args:
+        conv_elements: Last inputs of the convolution, in the dtype of the weights.
+        recurrent_elements: The state that every token updates.
+        is_wide: The recurrent state is kept in float32; else in the dtype of the weights.
+    """
 
     conv_elements: int
     recurrent_elements: int
+    is_wide: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer: it keeps keys and values, or a state, or nothing (an MLP of its own)."""
+    """One layer: it keeps keys and values, or a state, or nothing (an MLP of its own).
+
+    `local` is a window of whole tokens beside entries that stand for many (DeepSeek V4).
+    """
 
     kv: LayerKV | None = None
     state: LayerState | None = None
+    local: LayerKV | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

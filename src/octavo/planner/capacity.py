@@ -49,6 +49,41 @@ class Budget:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsableMemory:
+    """How much of the machine an engine may take.
+
+    Args:
+        real_bytes: What this process can have.
+        whole_bytes: What it was given: the same, or `--memory`.
+        usable_bytes: The part of it that is really used.
+    """
+
+    real_bytes: int
+    whole_bytes: int
+    usable_bytes: int
+    utilization: float
+    because: str
+
+
+def usable_memory(config: EngineConfig, machine: Machine) -> UsableMemory:
+    """Decide how much of the machine an engine may take."""
+    # What this process already holds is part of its overhead, so it counts as available too.
+    real_bytes = machine.available_bytes + machine.resident_bytes
+    whole = real_bytes if config.memory is None else config.memory
+    utilization = config.utilization or (1.0 if config.memory is None else DEFAULT_UTILIZATION)
+    because = machine.available_because if config.memory is None else f"--memory {format_bytes(config.memory)}"
+    if utilization != 1.0:
+        because += f" x {utilization:g}"
+    return UsableMemory(
+        real_bytes=real_bytes,
+        whole_bytes=whole,
+        usable_bytes=int(whole * utilization),
+        utilization=utilization,
+        because=because,
+    )
+
+
 def make_budget(
     config: EngineConfig,
     machine: Machine,
@@ -67,15 +102,10 @@ def make_budget(
     Raises:
         CapacityError: more is asked than the machine has, or too little is left for the smallest KV pool.
     """
-    # What this process already holds is part of its overhead, so it counts as available too.
-    real_bytes = machine.available_bytes + machine.resident_bytes
-    whole = real_bytes if config.memory is None else config.memory
-    utilization = config.utilization or (1.0 if config.memory is None else DEFAULT_UTILIZATION)
-    because = machine.available_because if config.memory is None else f"--memory {format_bytes(config.memory)}"
-    if utilization != 1.0:
-        because += f" x {utilization:g}"
+    memory = usable_memory(config, machine)
+    real_bytes, utilization, because = memory.real_bytes, memory.utilization, memory.because
     budget = Budget(
-        available_bytes=int(whole * utilization),
+        available_bytes=memory.usable_bytes,
         because=because,
         weight_bytes=weight_bytes,
         activation_bytes=activation_bytes,

@@ -9,7 +9,7 @@ of all layers of *one* group, and a request has a block table per group. Nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.config.engine import KVDtype
 from octavo.models.arena import lay_out
@@ -17,7 +17,8 @@ from octavo.models.program import Program
 from octavo.models.spec import KVGroup, ModelSpec
 from octavo.models.tensor_entry import TensorEntry
 from octavo.models.tensor_kinds import TensorKind, row_bytes
-from octavo.units import MIB, cdiv
+from octavo.planner.block_counts import full_blocks, longest_fitting, sliding_blocks
+from octavo.units import MIB
 
 KV_ELEMENT_BYTES: dict[KVDtype, int] = {"f32": 4, "f16": 2, "bf16": 2}
 
@@ -57,30 +58,40 @@ class KVShape:
         """Bytes that one more token costs while no window is full."""
         return len(self.windows) * self.layers_per_group * self.token_layer_bytes
 
+    def without_windows(self) -> KVShape:
+        """Return the same, for an allocator that keeps every token of every group."""
+        return replace(self, windows=(None,) * len(self.windows))
+
     def blocks_for_tokens(self, num_tokens: int, *, max_num_batched_tokens: int) -> int:
         """Return the most blocks that one request of `num_tokens` holds at once, over all groups.
 
         A group with window w keeps the last w - 1 tokens beside those of the step in hand, and the run may begin in
         the middle of a block: at most `ceil((w - 1 + batched) / block_size) + 1` blocks.
         """
-        blocks = 0
-        for window in self.windows:
-            whole = cdiv(num_tokens, self.block_size)
-            cap = whole if window is None else cdiv(window - 1 + max_num_batched_tokens, self.block_size) + 1
-            blocks += min(whole, cap)
-        return blocks
+        whole = full_blocks(num_tokens, block_size=self.block_size)
+        return sum(
+            whole
+            if window is None
+            else min(
+                whole,
+                sliding_blocks(
+                    num_tokens,
+                    window=window,
+                    block_size=self.block_size,
+                    max_num_batched_tokens=max_num_batched_tokens,
+                ),
+            )
+            for window in self.windows
+        )
 
     def longest_tokens(self, num_blocks: int, *, max_num_batched_tokens: int, limit: int) -> int:
         """Return the longest request, up to `limit` tokens, that so many blocks hold; 0 when none fits."""
-        fits, too_long = 0, cdiv(limit, self.block_size) + 1  # in blocks of length; what fits is monotone
-        while too_long - fits > 1:
-            middle = (fits + too_long) // 2
-            needed = self.blocks_for_tokens(middle * self.block_size, max_num_batched_tokens=max_num_batched_tokens)
-            if needed <= num_blocks:
-                fits = middle
-            else:
-                too_long = middle
-        return min(limit, fits * self.block_size)
+        return longest_fitting(
+            lambda num_tokens: self.blocks_for_tokens(num_tokens, max_num_batched_tokens=max_num_batched_tokens),
+            num_blocks,
+            step=self.block_size,
+            limit=limit,
+        )
 
 
 def kv_shape(spec: ModelSpec, *, kv_dtype: KVDtype, block_size: int) -> KVShape:

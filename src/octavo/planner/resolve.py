@@ -58,6 +58,8 @@ def resolve(
     kv_dtype = _kv_dtype(config, reasons)
     has_prefix_cache = _prefix_cache(config, reasons)
     shape = kv_shape(model.spec, kv_dtype=kv_dtype, block_size=config.block_size)
+    if config.kv_allocator == "reserved":
+        shape = shape.without_windows()
     length_limit = _length_limit(config, model.spec, reasons)
     request_blocks = shape.blocks_for_tokens(config.max_model_len or 1, max_num_batched_tokens=batched_tokens)
     budget = make_budget(

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
+import jinja2.meta
 from jinja2.exceptions import SecurityError
 
 from octavo.errors import InvalidParameterError, ModelFileError, OctavoError, UnsupportedModelError
@@ -49,6 +50,17 @@ class ChatTemplate:
         self._sandbox.globals["raise_exception"] = _raise_exception
         self._sandbox.globals["strftime_now"] = lambda form: now().strftime(form)
         self._compiled: dict[str, jinja2.Template] = {}
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether the template that tools would be given to does anything with them; if not, the model never sees them.
+
+        Raises:
+            As `render`, but for what concerns messages.
+        """
+        name, source = self._choose(has_tools=True)
+        self._compile(name, source)
+        return "tools" in jinja2.meta.find_undeclared_variables(self._sandbox.parse(source.text))
 
     def encode(
         self,

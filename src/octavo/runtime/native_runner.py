@@ -216,6 +216,7 @@ def _sample_fields(row: SampleRow) -> tuple[object, ...]:
         tuple(params.logit_bias.items()),
         row.prompt_token_ids,
         row.output_token_ids,
+        row.allowed_tokens,
     )
 
 

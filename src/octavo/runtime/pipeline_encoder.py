@@ -29,7 +29,8 @@ class PipelineEncoder:
         """Return the ids of a text; see `TextEncoder`."""
         self._check_writable(text, param)
         pipeline = self._pipeline if parse_special else self._literal_pipeline()
-        ids: list[int] = pipeline.encode(text, add_special_tokens=False).ids
+        # As a batch of one: only batches let other threads run meanwhile, and a long text takes half a second.
+        ids: list[int] = pipeline.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def _check_writable(self, text: str, param: str) -> None:

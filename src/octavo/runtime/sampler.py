@@ -4,7 +4,7 @@ This is the definition that every runner's sampler follows. All arithmetic after
 exponential, the sums and the random numbers of `portable_math.py` and `counter_rng.py`, so that samplers can agree to
 the bit. A row is treated alone: nothing depends on other rows.
 
-    adjust     + logit_bias;  banned ids to -inf;  repetition, frequency, presence penalty
+    adjust     ids not allowed to -inf;  + logit_bias;  banned ids to -inf;  repetition, frequency, presence penalty
     greedy     (temperature 0) the highest adjusted logit, ties to the lowest id
     weigh      w = portable_exp((adjusted - highest) / temperature); tokens with w = 0 drop out
     min_p      keep w >= min_p
@@ -30,7 +30,7 @@ from octavo.core.sampling import SamplingParams
 from octavo.core.step import SampledToken, SampleRow, TokenLogprobs
 from octavo.runtime.counter_rng import uniform
 from octavo.runtime.portable_math import lane_sum, portable_exp
-from octavo.units import RequestId, TokenId
+from octavo.units import RequestId, TokenId, cdiv
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -62,8 +62,10 @@ def check_logits(logits: Float32, request_id: RequestId, doing: str) -> None:
 
 
 def adjust(logits: Float64, row: SampleRow) -> Float64:
-    """Return the logits after bias, bans and penalties. Mutates nothing."""
+    """Return the logits after the mask, bias, bans and penalties. Mutates nothing."""
     adjusted = logits.copy()
+    if row.allowed_tokens is not None:
+        adjusted[~_unpack(row.allowed_tokens, len(logits))] = -np.inf
     params = row.params
     for token_id, bias in params.logit_bias.items():
         adjusted[_checked(token_id, logits)] += bias
@@ -151,6 +153,13 @@ def _top_p(scores: Float64, weights: Float64, kept: TokenIds, top_p: float) -> T
 def _canonical_order(scores: Float64, ids: TokenIds) -> TokenIds:
     """Sort ascending ids by score descending, ties by id."""
     return ids[np.argsort(-scores[ids], kind="stable")]
+
+
+def _unpack(allowed_tokens: bytes, vocab_size: int) -> NDArray[np.bool_]:
+    """Return a mask of one bit per id as booleans, `[vocab_size]`."""
+    assert len(allowed_tokens) == 4 * cdiv(vocab_size, 32), "a mask has one bit per id, in words of 32"
+    bits = np.unpackbits(np.frombuffer(allowed_tokens, np.uint8), bitorder="little")
+    return bits[:vocab_size].astype(np.bool_)
 
 
 def _ids(token_ids: array[int], logits: Float64) -> TokenIds:

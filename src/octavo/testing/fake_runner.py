@@ -24,14 +24,14 @@ ChooseToken = Callable[[SampleRow, Sequence[int]], int]
 
 
 def hashed_token(vocab_size: int) -> ChooseToken:
-    """Return a choice that depends on every token before it and, unless greedy, on the seed; never a banned one."""
+    """Return a choice that depends on every token before it and, unless greedy, on the seed; never a forbidden one."""
 
     def choose(row: SampleRow, history: Sequence[int]) -> int:
         seed = 0 if row.params.is_greedy else row.seed
         digest = hashlib.blake2b(repr((seed, list(history))).encode(), digest_size=8).digest()
         first = int.from_bytes(digest, "little")
         tokens = ((first + offset) % vocab_size for offset in range(vocab_size))
-        return next(token for token in tokens if token not in row.banned_token_ids)
+        return next(token for token in tokens if token not in row.banned_token_ids and _is_allowed(row, token))
 
     return choose
 
@@ -138,6 +138,10 @@ class FakeRunner:
             if row < plan.query_offsets[index + 1]:
                 return index, plan.start_positions[index] + row - plan.query_offsets[index]
         raise AssertionError(f"row {row} is beyond the plan")
+
+
+def _is_allowed(row: SampleRow, token_id: int) -> bool:
+    return row.allowed_tokens is None or bool(row.allowed_tokens[token_id // 8] >> token_id % 8 & 1)
 
 
 def _logprobs(params: SamplingParams) -> TokenLogprobs | None:

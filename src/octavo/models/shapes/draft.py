@@ -28,11 +28,22 @@ class _TensorKey:
     is_linear: bool
 
 
+def first_whole(fields: Fields, names: tuple[str, ...], default: int | None = None) -> int:
+    """Return a size under the first of its names that the file has; the first name is the one that errors cite."""
+    for name in names:
+        if name in fields:
+            return fields.whole(name)
+    return fields.whole(names[0], default)
+
+
 class ShapeDraft:
     """Layers and tensors of a model, collected by the functions that know its family.
 
+    The sizes that every family has are read at once, under the names that files of any age give them.
+
     Args:
         fields: The configuration of the text part.
+        default_max_position: Where a family's files leave it out.
 
     Attributes:
         layers: What each layer keeps; one entry a layer once the family function is done.
@@ -46,17 +57,25 @@ class ShapeDraft:
         "intermediate_size",
         "is_tied",
         "layers",
+        "max_position",
         "num_heads",
         "num_layers",
         "vocab_size",
     )
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: Fields, *, default_max_position: int | None = None) -> None:
         self.fields = fields
-        self.hidden_size = fields.whole("hidden_size")
-        self.num_layers = check_num_layers(fields.whole("num_hidden_layers"), where=fields.where)
-        self.num_heads = fields.whole("num_attention_heads")
+        self.hidden_size = first_whole(fields, ("hidden_size", "n_embd", "n_embed", "d_model"))
+        self.num_layers = check_num_layers(
+            first_whole(fields, ("num_hidden_layers", "n_layer", "n_layers")), where=fields.where
+        )
+        self.num_heads = first_whole(fields, ("num_attention_heads", "n_head", "n_heads"))
         self.vocab_size = fields.whole("vocab_size")
+        self.max_position = first_whole(
+            fields,
+            ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len"),
+            default_max_position,
+        )
         self.intermediate_size = 0
         self.is_tied = False
         self.layers: list[Layer] = []

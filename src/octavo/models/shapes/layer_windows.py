@@ -29,6 +29,20 @@ def layer_types_of(fields: Fields, num_layers: int, *, known: tuple[str, ...]) -
     return tuple(types)
 
 
+def full_windows(draft: ShapeDraft) -> Windows:
+    """Give no layer a window; a list of kinds that says otherwise is refused."""
+    layer_types_of(draft.fields, draft.num_layers, known=("full_attention",))
+    return (None,) * draft.num_layers
+
+
+def mistral_windows(draft: ShapeDraft) -> Windows:
+    """Give every layer the window of the file: without the field the family's default, with `null` none."""
+    fields = draft.fields
+    default = None if "sliding_window" in fields.names else 4096
+    window = fields.whole("sliding_window", default) if default or "sliding_window" in fields else None
+    return sliding_windows(draft, window)
+
+
 def sliding_windows(draft: ShapeDraft, window: int | None) -> Windows:
     """Give every layer the window, unless the file lists which layers have one."""
     types = layer_types_of(draft.fields, draft.num_layers, known=("full_attention", "sliding_attention"))

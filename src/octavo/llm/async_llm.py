@@ -1,0 +1,282 @@
+"""AsyncLLM: an engine on a thread of its own, asyncio in front of it. What a server is built on.
+
+    llm = AsyncLLM(config)             # loads; blocks
+    llm.start()
+    async for delta in llm.generate(EngineRequest(request_id="1", prompt_token_ids=ids, params=SamplingParams())):
+        print(delta.text, end="")
+    await llm.drain(30.0)
+    await llm.stop()
+
+Every request gets an answer: its deltas up to one with a `finish_reason` per answer, or an error. "abort" ends what
+somebody aborted (also a drain whose time was up, and `stop`), "error" what was in a step that failed; a stream raises
+`EngineStoppedError` if the engine itself is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+from octavo.config.engine import EngineConfig
+from octavo.config.resolved import ResolvedConfig
+from octavo.core.ports import Clock, Grammar
+from octavo.engine.clock import MonotonicClock
+from octavo.engine.engine import Engine, EventListener
+from octavo.engine.messages import EngineRequest, OutputDelta
+from octavo.llm.assemble import Assembled, assemble
+from octavo.llm.engine_thread import EngineThread, Health
+from octavo.llm.output_queue import Bell, OutputQueue
+from octavo.models.download import Progress
+from octavo.planner.card import Card
+from octavo.runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.runtime.chat_template import ChatTemplate
+
+T = TypeVar("T")
+
+DEFAULT_MAX_WAITING = 1024
+DEFAULT_STALL_S = 10.0
+STOP_TIMEOUT_S = 10.0
+
+
+class AnswerStream:
+    """The deltas of one request that the engine has taken.
+
+    Iterate over it, and `close` it, whether or not it has been read to its end: that ends the request. Waiting for a
+    delta may be cancelled (by a timeout, say) and done again; nothing is lost and the request goes on.
+    """
+
+    def __init__(self, thread: EngineThread, queue: OutputQueue, loop: asyncio.AbstractEventLoop) -> None:
+        self._thread = thread
+        self._queue = queue
+        self._loop = loop
+        self._num_left = queue.num_unended
+        self._is_closed = False
+
+    def __aiter__(self) -> AnswerStream:
+        return self
+
+    async def __anext__(self) -> OutputDelta:
+        """Return what is new of one answer.
+
+        Raises:
+            EngineStoppedError: the engine was given up before the request was done.
+            StopAsyncIteration: every answer has ended, or the stream was closed.
+        """
+        if self._num_left == 0 or self._is_closed:
+            raise StopAsyncIteration
+        delta = await self._queue.next()
+        self._num_left -= delta.finish_reason is not None
+        return delta
+
+    def close(self) -> None:
+        """End the request if it is not done: within one step its blocks are free."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._queue.leave()
+        if self._num_left:
+            self._thread.leave(self._queue)
+
+    def __del__(self) -> None:
+        if self._is_closed or not self._num_left:
+            return
+        # The collector runs anywhere, also while this very thread holds a lock; on the loop nothing is held.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._thread.leave, self._queue)
+
+
+class AsyncLLM:
+    """A model, ready to answer many at a time.
+
+    Made by a blocking call; everything `async` belongs to an event loop, and several loops may share one engine.
+    Requests may be queued before `start`.
+
+    Args:
+        config: What is asked of the engine.
+        max_waiting: Answers that may wait beyond the seats of a step (`max_num_seqs`); more are refused.
+        stall_s: Seconds without a finished step, while work is pending, after which `health.is_stalled`.
+        progress, on_card: As for `LLM`.
+
+    Raises:
+        OctavoError: see `octavo.errors`.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        max_waiting: int = DEFAULT_MAX_WAITING,
+        stall_s: float = DEFAULT_STALL_S,
+        progress: Progress | None = None,
+        on_card: Callable[[Card], None] | None = None,
+    ) -> None:
+        parts = assemble(config, purpose="serving", progress=progress, on_card=on_card)
+        self._set_up(parts, max_waiting, stall_s, MonotonicClock())
+
+    @classmethod
+    def from_parts(
+        cls,
+        parts: Assembled,
+        *,
+        max_waiting: int = DEFAULT_MAX_WAITING,
+        stall_s: float = DEFAULT_STALL_S,
+        clock: Clock | None = None,
+    ) -> AsyncLLM:
+        """Put a thread around an engine that is there already; nobody else may touch it any more."""
+        llm = cls.__new__(cls)
+        llm._set_up(parts, max_waiting, stall_s, clock or MonotonicClock())  # noqa: SLF001 - its own class
+        return llm
+
+    def _set_up(self, parts: Assembled, max_waiting: int, stall_s: float, clock: Clock) -> None:
+        self._parts = parts
+        self._bells: dict[asyncio.AbstractEventLoop, Bell] = {}
+        self._bells_lock = threading.Lock()
+        # A pool of its own: a queue of slow schemas must not keep other work of the loop from a thread.
+        self._compilers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="octavo-grammar")
+        self._thread = EngineThread(parts.engine, max_waiting=max_waiting, stall_s=stall_s, clock=clock)
+
+    # ---- facts ----
+
+    @property
+    def card(self) -> Card:
+        """Where the memory goes, and why each value is what it is."""
+        return self._parts.card
+
+    @property
+    def resolved(self) -> ResolvedConfig:
+        return self._parts.resolved
+
+    @property
+    def model_name(self) -> str:
+        """The model as it was asked for."""
+        return self._parts.resolved.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._parts.tokenizer
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template; compiled when it is first asked for.
+
+        Raises:
+            InvalidParameterError: the model has none.
+        """
+        from octavo.runtime.chat_template import ChatTemplate  # noqa: PLC0415 - the template engine takes 0.2 s
+
+        return ChatTemplate(self._parts.tokenizer)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._parts.engine.vocab_size
+
+    @property
+    def longest_request_tokens(self) -> int:
+        """Most prompt + output tokens one request can have."""
+        return self._parts.engine.longest_request_tokens
+
+    @property
+    def health(self) -> Health:
+        return self._thread.health
+
+    # ---- life ----
+
+    def start(self) -> None:
+        """Begin to answer. Once."""
+        self._thread.start()
+
+    async def drain(self, deadline_s: float) -> None:
+        """Take no new requests, wait until none is left, and abort what is left after `deadline_s` seconds."""
+        idle = asyncio.wrap_future(self._thread.drain())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(idle, deadline_s)
+        self._thread.abort_all()
+
+    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Abort everything and end the thread; a step that does not end in time is left behind."""
+        await asyncio.to_thread(self._thread.stop, timeout_s)
+
+    # ---- requests ----
+
+    async def generate(self, message: EngineRequest) -> AsyncGenerator[OutputDelta, None]:
+        """Answer a prompt; leaving the generator in any way ends the request within one step.
+
+        A wait for a delta that is cancelled leaves the generator, too; see `submit` where that is not wanted.
+
+        Raises:
+            As `submit`, before the first delta.
+        """
+        stream = await self.submit(message)
+        try:
+            async for delta in stream:
+                yield delta
+        finally:
+            stream.close()
+
+    async def submit(self, message: EngineRequest) -> AnswerStream:
+        """Queue a prompt and return its answers to come, as soon as the engine has taken it: within one step.
+
+        Raises:
+            InvalidParameterError: a bad token id, an empty prompt, an id in use, a bad schema or expression.
+            RequestTooLongError: it could never fit.
+            QueueFullError: too many wait; `retry_after_s` says when to come back.
+            EngineStoppedError: the engine drains, has been stopped, or has failed.
+        """
+        loop = asyncio.get_running_loop()
+        grammar = await self._compile_grammar(message)
+        queue = OutputQueue(message.request_id, message.params.n, self._bell(loop))
+        self._thread.submit(message, queue, grammar)
+        stream = AnswerStream(self._thread, queue, loop)
+        try:
+            await queue.accepted()
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its reader gets the end of every answer. From any thread; an unknown id is nothing."""
+        self._thread.abort(request_id)
+
+    # ---- looking in ----
+
+    async def call(self, function: Callable[[Engine], T]) -> T:
+        """Run a function on the engine's thread between two steps, and return what it returns.
+
+        Raises:
+            EngineStoppedError: the engine has stopped.
+            BaseException: what the function raised.
+        """
+        return await asyncio.wrap_future(self._thread.call(function))
+
+    def subscribe(self, listener: EventListener) -> None:
+        """Call `listener` with the events of every step and arrival from now on, on the engine's thread."""
+        engine = self._parts.engine
+        self._thread.post(lambda: engine.subscribe(listener))
+
+    def watch(self, make_listener: Callable[[Engine], EventListener]) -> None:
+        """As `subscribe`, for a listener that looks at the engine, too: made and called on the engine's thread."""
+        engine = self._parts.engine
+        self._thread.post(lambda: engine.subscribe(make_listener(engine)))
+
+    # ---- inside ----
+
+    async def _compile_grammar(self, message: EngineRequest) -> Grammar | None:
+        """Compile what the answers' text has to be, beside engine and event loop: it may take long."""
+        if message.params.structured is None:
+            return None
+        compile_grammar = self._parts.engine.compile_grammar
+        return await asyncio.get_running_loop().run_in_executor(self._compilers, compile_grammar, message.params)
+
+    def _bell(self, loop: asyncio.AbstractEventLoop) -> Bell:
+        with self._bells_lock:
+            for known in [known for known in self._bells if known.is_closed()]:
+                del self._bells[known]
+            return self._bells.setdefault(loop, Bell(loop))

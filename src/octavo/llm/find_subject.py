@@ -1,0 +1,184 @@
+"""From a MODEL argument to what can be known of it here: files on this disk, or published sizes.
+
+an alias            its file where it is on this disk, else the sizes that come with the package
+a path              a folder, a `.gguf` file, or a lone `config.json`
+a bundled name      `llama-3-70b`, `meta-llama/Meta-Llama-3-70B`: the catalogue, no network
+any other hub id    its `config.json` alone, from the hub or the hub's cache
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
+from octavo.models.aliases import ALIASES, HubId, find_place
+from octavo.models.catalogue import find_model
+from octavo.models.config import spec_from_hf
+from octavo.models.json_file import read_json
+from octavo.models.load import OpenedModel, open_model
+from octavo.models.local_models import local_path
+from octavo.models.names import tensor_shapes
+from octavo.models.packaged_sizes import PACKAGED_SIZES
+from octavo.models.safetensors_file import read_safetensors_directory
+from octavo.models.shape import ModelShape
+from octavo.models.shape_config import shape_from_hf
+from octavo.models.spec import ModelSpec
+from octavo.models.tensor_kinds import TensorKind
+from octavo.planner.subject import Subject
+
+_STORED: Mapping[str, TensorKind] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+def find_subject(model: str, environ: Mapping[str, str], *, is_bundled_only: bool = False) -> Subject:
+    """Return the model that a MODEL argument means.
+
+    Args:
+        is_bundled_only: Look neither at paths nor at the network.
+
+    Raises:
+        ModelError: nothing by that name, or a model whose bytes we do not know how to count.
+    """
+    if model in ALIASES:
+        path = local_path(model, environ)
+        return _alias(model) if path is None else _opened(open_model(path), model, name=model)
+    if not is_bundled_only:
+        on_disk = _on_disk(model)
+        if on_disk is not None:
+            return on_disk
+    try:
+        found = find_model(model)
+    except ModelNotFoundError:
+        place = None if is_bundled_only else _hub_id(model)
+        if place is None:
+            raise
+        from octavo.models.hub import fetch_config  # noqa: PLC0415 - only here is anything of the network needed
+
+        config = read_json(fetch_config(place, environ))
+        return _published(config, name=place.repository, asked=model, source=f"config.json of {place.repository}")
+    return _published(found.config, name=found.name, asked=found.name, source=f"bundled config.json: {found.source}")
+
+
+def _on_disk(model: str) -> Subject | None:
+    path = Path(model).expanduser()
+    if path.suffix == ".json" and path.is_file():
+        config = read_json(path)
+        return _published(config, name=path.resolve().parent.name, asked=model, source=str(path))
+    try:
+        place = find_place(model)
+    except ModelNotFoundError:
+        if path.suffix in (".gguf", ".json") or model.startswith((".", "/", "~")):
+            raise
+        return None
+    return _from_path(place, model) if isinstance(place, Path) else None
+
+
+def _from_path(path: Path, asked: str) -> Subject:
+    config_path = path / "config.json"
+    try:
+        opened = open_model(path)
+    except (UnsupportedModelError, ModelFileError) as error:
+        # What Octavo does not run can still be counted, and a configuration without weights, too.
+        if not config_path.is_file():
+            raise
+        config = read_json(config_path)
+        subject = _published(config, name=path.resolve().name, asked=asked, source=str(config_path))
+        if isinstance(error, ModelFileError) and list(path.glob("*.safetensors")):
+            raise
+        return _with_stored_bytes(subject, path)
+    return _opened(opened, asked, name=path.stem if path.is_file() else path.resolve().name)
+
+
+def _with_stored_bytes(subject: Subject, folder: Path) -> Subject:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        return subject
+    stored = sum(entry.num_bytes for file in files for entry in read_safetensors_directory(file).values())
+    return subject.with_stored_bytes(stored, source=f"headers of {len(files)} safetensors files")
+
+
+def _hub_id(model: str) -> HubId | None:
+    try:
+        place = find_place(model)
+    except ModelNotFoundError:
+        return None
+    return place if isinstance(place, HubId) else None
+
+
+def _opened(opened: OpenedModel, asked: str, *, name: str) -> Subject:
+    return Subject(
+        name=name,
+        asked=asked,
+        source=f"headers of {opened.path.name}",
+        shape=shape_of_spec(opened.spec, name=name),
+        opened=opened,
+        spec=opened.spec,
+        stored_bytes=opened.weight_bytes,
+        stored_source=f"headers of {opened.path.name}",
+        is_alias=asked in ALIASES,
+    )
+
+
+def _alias(alias: str) -> Subject:
+    sizes = PACKAGED_SIZES[alias]
+    spec = spec_from_hf(sizes.config, where=alias, name=alias)
+    stored = {name: sizes.kind_of(name, shape) for name, shape in tensor_shapes(spec).items()}
+    return Subject(
+        name=alias,
+        asked=alias,
+        source=f"sizes of {ALIASES[alias].file_name} ({ALIASES[alias].package} {ALIASES[alias].version})",
+        shape=shape_from_hf(sizes.config, where=alias, name=alias),
+        spec=spec,
+        stored=stored,
+        is_alias=True,
+    )
+
+
+def _published(config: Mapping[str, Any], *, name: str, asked: str, source: str) -> Subject:
+    """Count a configuration; whether Octavo runs it is said only when that is asked."""
+    shape = shape_from_hf(config, where=source, name=name)
+    spec: ModelSpec | None = None
+    refusal: ModelError | None = None
+    try:
+        spec = spec_from_hf(config, where=source, name=name)
+    except ModelError as error:
+        refusal = error
+    kind = _STORED.get(shape.dtype, "bf16")
+    return Subject(
+        name=name,
+        asked=asked,
+        source=source,
+        shape=shape,
+        spec=spec,
+        stored=dict.fromkeys(tensor_shapes(spec), kind) if spec is not None else {},
+        octavo_refusal=refusal,
+    )
+
+
+def shape_of_spec(spec: ModelSpec, *, name: str) -> ModelShape:
+    """Count a model that Octavo runs, whatever kind of file it came from."""
+    config: dict[str, object] = {
+        "architectures": [_CLASSES[spec.architecture]],
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "max_position_embeddings": spec.max_position,
+        "tie_word_embeddings": spec.tie_embeddings,
+        "torch_dtype": "float16",
+    }
+    if spec.architecture in ("llama", "qwen3"):
+        config |= {"attention_bias": spec.output_bias, "mlp_bias": spec.mlp_bias}
+    if spec.architecture == "mistral":
+        config["sliding_window"] = spec.sliding_window
+    return shape_from_hf(config, where=spec.name, name=name)

@@ -1,0 +1,207 @@
+"""Advice: what would make it fit, and what to beware of where it does. Every change named here was tried and fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from octavo.errors import CapacityError, InvalidParameterError
+from octavo.planner.capacity import DEFAULT_UTILIZATION
+from octavo.planner.lengths import Lengths
+from octavo.planner.question import PlanQuestion
+from octavo.planner.sizer import Sizer, device_of, ranks
+from octavo.planner.sizing import Sizing
+from octavo.units import GIB, MIB
+
+AdviceKind = Literal["change", "warning", "note"]
+
+_MAX_CHANGES = 6
+_MAX_RANKS = 16
+_MOST_UTILIZATION = 0.97
+_LITTLE_BYTES = GIB // 2
+_LITTLE_CONCURRENCY = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One piece of advice.
+
+    Args:
+        kind: A `change` makes a plan fit that does not.
+        text: One sentence.
+        options: The options to change, by name, with values as a person writes them.
+    """
+
+    kind: AdviceKind
+    text: str
+    options: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def flags(self) -> str:
+        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.options.items())
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "text": self.text, "options": dict(self.options)}
+
+
+def find_advice(sizer: Sizer, question: PlanQuestion, base: Sizing, lengths: Lengths | None) -> tuple[Advice, ...]:
+    """Return changes that make it fit, nearest first, or warnings about a plan that fits."""
+    advice = list(_warnings(question, base)) if base.fits else list(_changes_that_fit(sizer, question, base))
+    advice += _about_lengths(base, lengths)
+    advice += [Advice(kind="note", text=note) for note in base.notes]
+    return tuple(advice)
+
+
+def _changes_that_fit(sizer: Sizer, question: PlanQuestion, base: Sizing) -> Iterator[Advice]:
+    yield Advice(kind="warning", text=_what_is_missing(base))
+    found = 0
+    for options in _candidates(question, base):
+        fitting = _tried(sizer, question, options)
+        if fitting is None:
+            continue
+        change = Advice(kind="change", text="", options=options)
+        text = f"`{change.flags}` fits: {fitting.max_concurrency:,.2f} requests of {fitting.max_model_len:,} tokens"
+        yield replace(change, text=text)
+        found += 1
+        if found == _MAX_CHANGES:
+            return
+    if not found:
+        yield Advice(
+            kind="warning", text="no single change makes it fit: take a smaller model, or devices with more memory"
+        )
+
+
+def _what_is_missing(base: Sizing) -> str:
+    spent = base.weights.value_bytes + base.activation.value_bytes + base.overhead.value_bytes
+    if spent >= base.usable_bytes:
+        return (
+            f"does not fit by {_gib(spent - base.usable_bytes)}: weights, activations and overhead take {_gib(spent)},"
+            f" {_gib(base.usable_bytes)} may be used, and there is no KV cache yet"
+        )
+    needed = base.kv.blocks_for(base.length_limit) * base.kv.block_bytes
+    missing = max(0, needed - base.num_blocks * base.kv.block_bytes)
+    return (
+        f"does not fit by {_gib(missing)}: one request of {base.length_limit:,} tokens takes {_gib(needed)} of KV"
+        f" cache, the pool has {_gib(base.num_blocks * base.kv.block_bytes)}"
+    )
+
+
+def _candidates(question: PlanQuestion, base: Sizing) -> Iterator[dict[str, str]]:
+    """Return changes that may help, the least intrusive first."""
+    if base.longest_fitting_len >= 1:
+        yield {"max_model_len": str(base.safe_length or base.longest_fitting_len)}
+    if base.engine == "octavo":
+        yield from _more_memory(question, base)
+    yield from _more_utilization(question, base)
+    for dtype in ("fp8", "int8", "int4"):
+        if question.kv_cache_dtype != dtype:
+            yield {"kv_cache_dtype": dtype}
+    for most in (2048, 512):
+        if base.max_num_batched_tokens > most:
+            yield {"max_num_seqs": str(min(base.max_num_seqs, 64)), "max_num_batched_tokens": str(most)}
+    for dtype in ("fp8", "int8", "int4"):
+        if question.weight_dtype != dtype:
+            yield {"weight_dtype": dtype}
+    if base.engine != "octavo":
+        tensor, stages = ranks(question)
+        more = 2 * tensor
+        while more * stages <= _MAX_RANKS:
+            # `--devices` would contradict the new size, so it is said anew.
+            yield {"tensor_parallel_size": str(more), "devices": str(more * stages)}
+            more *= 2
+
+
+def _more_memory(question: PlanQuestion, base: Sizing) -> Iterator[dict[str, str]]:
+    """Return the least memory that holds one request of the asked length, by the option that was asked."""
+    blocks = base.kv.blocks_for(base.length_limit)
+    pool = (blocks + 1) * base.kv.block_bytes
+    if question.num_blocks is not None:
+        yield {"num_blocks": str(blocks)}
+        return
+    if question.memory is None:
+        yield {"kv_cache_memory": f"{-(-pool // MIB)}MiB"}
+    if question.kv_cache_memory is None:
+        needed = base.weights.value_bytes + base.activation.value_bytes + base.overhead.value_bytes + pool
+        least = int(needed / (question.utilization or DEFAULT_UTILIZATION)) // MIB + 1
+        # Without a device, this machine is meant, and it has no more than it has.
+        if question.memory is not None or question.device is not None or least * MIB <= base.memory_bytes:
+            yield {"memory": f"{least}MiB"}
+
+
+def _more_utilization(question: PlanQuestion, base: Sizing) -> Iterator[dict[str, str]]:
+    if not base.memory_bytes or question.kv_cache_memory is not None or question.num_blocks is not None:
+        return
+    now = base.usable_bytes / base.memory_bytes
+    for share in (0.92, 0.95, _MOST_UTILIZATION):
+        if share > now + 0.005:
+            yield {"utilization": f"{share:g}"}
+
+
+def _tried(sizer: Sizer, question: PlanQuestion, options: Mapping[str, str]) -> Sizing | None:
+    """Return the memory divided with a change, if it fits."""
+    try:
+        changed = with_options(question, options)
+        sizing = sizer.size(changed)
+    except (InvalidParameterError, CapacityError):
+        return None
+    return sizing if sizing.fits else None
+
+
+def with_options(question: PlanQuestion, options: Mapping[str, str]) -> PlanQuestion:
+    """Return the question with options changed, given as a person writes them.
+
+    Raises:
+        InvalidParameterError: a value is not allowed.
+    """
+    values: dict[str, Any] = dict(options)
+    if "max_model_len" in values:
+        values["is_length_auto"] = False
+    return replace(question, **values)
+
+
+def _warnings(question: PlanQuestion, base: Sizing) -> Iterator[Advice]:
+    free = base.memory_bytes - base.usable_bytes if base.engine != "octavo" else base.headroom_bytes
+    if not base.pool.is_exact and base.low_blocks < base.kv.blocks_for(base.max_model_len):
+        safe = base.safe_length
+        yield Advice(
+            kind="warning",
+            text=f"a close fit: the pool may turn out as small as {_gib(max(0, base.pool.low_bytes))}, too little for"
+            f" one request of {base.max_model_len:,} tokens" + (f"; {safe:,} are safe" if safe >= 1 else ""),
+            options={"max_model_len": str(safe)} if safe >= 1 else {},
+        )
+    elif base.max_concurrency < _LITTLE_CONCURRENCY:
+        yield Advice(
+            kind="warning",
+            text=f"little is left: the KV pool of {_gib(base.pool_bytes)} holds {base.max_concurrency:.2f} requests of"
+            f" {base.max_model_len:,} tokens; one that grows while another runs is preempted",
+        )
+    if free < _LITTLE_BYTES and (device_of(question) is not None or base.engine != "octavo"):
+        yield Advice(
+            kind="warning",
+            text=f"only {max(0, free) / GIB:.2f} GiB stay free beside the engine: another process, or a peak that the"
+            " engine did not see at its start, ends it for lack of memory",
+        )
+    if not base.is_length_asked and base.max_model_len < base.model_limit:
+        yield Advice(
+            kind="note",
+            text=f"the model takes {base.model_limit:,} tokens, {base.max_model_len:,} fit",
+        )
+
+
+def _about_lengths(base: Sizing, lengths: Lengths | None) -> Iterator[Advice]:
+    if lengths is None or not base.max_model_len:
+        return
+    kept = lengths.up_to(base.max_model_len)
+    num_kept = kept.num_requests if kept else 0
+    if num_kept < lengths.num_requests:
+        refused = lengths.num_requests - num_kept
+        yield Advice(
+            kind="warning",
+            text=f"{refused:,} of {lengths.num_requests:,} requests ({refused / lengths.num_requests:.1%}) are longer"
+            f" than {base.max_model_len:,} tokens and would be refused; they are not counted",
+        )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"

@@ -1,0 +1,106 @@
+"""What a file teaches a plan: the start-up log of another engine, or the speed that was measured on a machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import InvalidParameterError
+from octavo.planner.calibrate import Calibration, calibrate
+from octavo.planner.forward_shape import forward_shape
+from octavo.planner.other_sizing import settings_of
+from octavo.planner.question import PlanQuestion
+from octavo.planner.roofline import DeviceSpeed, measured_speed
+from octavo.planner.sizer import device_of, ranks
+from octavo.planner.start_log import StartLog, read_start_log
+from octavo.planner.subject import Subject
+
+KERNEL_BENCH_SCHEMA = "octavo.bench.kernels/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What came out of the file.
+
+    Args:
+        question: The question, completed by what the log states about engine, release, memory and devices.
+    """
+
+    question: PlanQuestion
+    calibration: Calibration | None = None
+    speed: DeviceSpeed | None = None
+
+
+def learn(path: Path, question: PlanQuestion, subject: Subject) -> Learned:
+    """Read a start-up log of vLLM or SGLang, or what `octavo bench kernels --json` wrote.
+
+    Raises:
+        InvalidParameterError: the file cannot be read, is neither, or does not suit the question.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InvalidParameterError(f"cannot read {path}: {error.strerror}", param="calibrate") from error
+    measured = _measured(text)
+    if measured is not None:
+        return Learned(question=question, speed=measured)
+    log = read_start_log(text)
+    completed = _completed(question, log)
+    tensor, stages = ranks(completed)
+    weights, _ = subject.weights_on_one(completed.weight_dtype, tensor=tensor, stages=stages)
+    calibration = calibrate(
+        log,
+        forward=forward_shape(subject.shape),
+        weights=weights,
+        settings=settings_of(completed, completed.max_model_len or subject.shape.max_position, tensor, stages),
+        device=device_of(completed),
+    )
+    return Learned(question=completed, calibration=calibration)
+
+
+def _completed(question: PlanQuestion, log: StartLog) -> PlanQuestion:
+    if log.engine == "llama.cpp":
+        return question  # `calibrate` says what cannot be learnt from it
+    if question.engine not in ("auto", log.engine):
+        raise InvalidParameterError(
+            f"the log is one of {log.engine}, the plan is for {question.engine}",
+            param="calibrate",
+            because="engines spend memory by rules of their own",
+            hints=(f"`--engine {log.engine}`",),
+        )
+    values: dict[str, Any] = {"engine": log.engine}
+    if question.engine_version is None and log.version is not None:
+        values["engine_version"] = log.version
+    is_cut = question.devices or question.tensor_parallel_size or question.pipeline_parallel_size
+    if not is_cut:
+        values["tensor_parallel_size"] = log.tensor_parallel_size
+        values["pipeline_parallel_size"] = log.pipeline_parallel_size
+    if question.device is None and question.memory is None and log.visible_bytes is not None:
+        values["memory"] = log.visible_bytes
+    for name in ("utilization", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        if getattr(question, name) is None and getattr(log, name) is not None:
+            values[name] = getattr(log, name)
+    return replace(question, **values)
+
+
+def _measured(text: str) -> DeviceSpeed | None:
+    """Return the speed in a document of `octavo bench kernels`; `None` for any other text."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        document = json.loads(text)
+        if document.get("schema") != KERNEL_BENCH_SCHEMA:
+            return None
+        limits = document["limits"]
+        gb_per_s, gflop_per_s = float(limits["memory_read_gb_per_s"]), float(limits["matrix_product_gflop_per_s"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    if gb_per_s <= 0 or gflop_per_s <= 0:
+        return None
+    return measured_speed(
+        gb_per_s=gb_per_s,
+        gflop_per_s=gflop_per_s,
+        source=f"measured by `octavo bench kernels`: {gb_per_s:,.1f} GB/s read, {gflop_per_s:,.1f} GFLOP/s",
+    )

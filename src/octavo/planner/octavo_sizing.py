@@ -1,0 +1,161 @@
+"""How Octavo divides a machine's memory: by the very code that sizes its pool when it starts.
+
+Where it does not fit, the parts are still told, so that a person sees what is in the way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from octavo.config.engine import EngineConfig
+from octavo.config.machine import Machine
+from octavo.config.resolved import ResolvedConfig
+from octavo.errors import CapacityError
+from octavo.planner.capacity import usable_memory
+from octavo.planner.estimate import exact
+from octavo.planner.memory import KVShape, activation_bytes, kv_shape, max_selected_rows, overhead_bytes
+from octavo.planner.resolve import ModelFacts, Purpose, resolve
+from octavo.planner.sizing import GroupCost, Sizing
+from octavo.units import format_bytes
+
+_OWN_RULES = "the code that sizes the pool at the start"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OctavoKVCosts:
+    """Implements `KVCosts` with the shape that the pool is made of.
+
+    Args:
+        layer_counts: For each kind of layer, by its window, how many there are.
+        max_num_batched_tokens: A step may hold so many tokens beside a window.
+    """
+
+    shape: KVShape
+    layer_counts: Mapping[int | None, int]
+    max_num_batched_tokens: int
+
+    @property
+    def block_size(self) -> int:
+        return self.shape.block_size
+
+    @property
+    def block_bytes(self) -> int:
+        return self.shape.block_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        return sum(group.token_bytes for group in self.groups)
+
+    @property
+    def groups(self) -> tuple[GroupCost, ...]:
+        return tuple(
+            GroupCost(
+                name="full attention" if window is None else f"sliding window of {window:,}",
+                num_layers=num_layers,
+                token_bytes=num_layers * self.shape.token_layer_bytes,
+                block_bytes=-(-num_layers // self.shape.layers_per_group) * self.shape.block_bytes,
+            )
+            for window, num_layers in self.layer_counts.items()
+        )
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return self.shape.blocks_for_tokens(num_tokens, max_num_batched_tokens=self.max_num_batched_tokens)
+
+    def blocks_reserved(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size) * len(self.shape.windows)
+
+    def blocks_shared(self, num_tokens: int) -> int:
+        return num_tokens // self.block_size * sum(window is None for window in self.shape.windows)
+
+    def longest(self, num_blocks: int, limit: int) -> int:
+        return self.shape.longest_tokens(num_blocks, max_num_batched_tokens=self.max_num_batched_tokens, limit=limit)
+
+
+def size_octavo(config: EngineConfig, machine: Machine, model: ModelFacts, *, purpose: Purpose) -> Sizing:
+    """Divide a machine's memory as an engine of this configuration would.
+
+    Raises:
+        InvalidParameterError: a value contradicts the model or another value, so that no memory would help.
+    """
+    resolved, refusal = _try(config, machine, model, purpose)
+    free = resolved
+    if config.max_model_len is not None:
+        # What fits is asked without a length, since a pool is also sized by what its requests can use.
+        free, _ = _try(replace(config, max_model_len=None), machine, model, purpose)
+    shown = resolved or free
+    # Limits of a step do not depend on memory, so they are known even where nothing fits.
+    limits = shown or resolve(config, _roomy(machine), model, purpose=purpose)
+    memory = usable_memory(config, machine)
+    shape = kv_shape(model.spec, kv_dtype=limits.kv_cache_dtype, block_size=limits.block_size)
+    if config.kv_allocator == "reserved":
+        shape = shape.without_windows()
+    num_rows = max_selected_rows(max_num_batched_tokens=limits.max_num_batched_tokens, max_num_seqs=limits.max_num_seqs)
+    arena_bytes = activation_bytes(
+        model.program, max_num_batched_tokens=limits.max_num_batched_tokens, max_num_seqs=limits.max_num_seqs
+    )
+    spent_bytes = model.weight_bytes + arena_bytes + overhead_bytes(model.spec)
+    return Sizing(
+        engine="octavo",
+        engine_version="",
+        memory_bytes=memory.whole_bytes,
+        usable_bytes=memory.usable_bytes,
+        usable_source=memory.because,
+        weights=exact(model.weight_bytes, source=f"every tensor at its size as held: {model.weights_as}"),
+        activation=exact(
+            arena_bytes,
+            source=f"lifetimes of the program's buffers: {limits.max_num_batched_tokens:,} tokens a step,"
+            f" {num_rows:,} rows of logits",
+        ),
+        overhead=exact(
+            overhead_bytes(model.spec), source="interpreter, libraries and tokenizer, as measured (2026-11)"
+        ),
+        pool=exact(shown.kv_pool_bytes if shown else memory.usable_bytes - spent_bytes, source=_OWN_RULES),
+        kv=OctavoKVCosts(
+            shape=shape,
+            layer_counts=_layer_counts(model),
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+        ),
+        num_blocks=shown.num_blocks if shown else 0,
+        length_limit=config.max_model_len or model.spec.max_position,
+        model_limit=model.spec.max_position,
+        longest_fitting_len=free.max_model_len if free else 0,
+        is_length_asked=config.max_model_len is not None,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        kv_dtype=limits.kv_cache_dtype,
+        weights_as=model.weights_as,
+        is_caching=limits.enable_prefix_caching,
+        is_reserved=config.kv_allocator == "reserved",
+        reasons=dict(limits.reasons),
+        refusal=refusal,
+    )
+
+
+def _try(
+    config: EngineConfig, machine: Machine, model: ModelFacts, purpose: Purpose
+) -> tuple[ResolvedConfig | None, CapacityError | None]:
+    try:
+        return resolve(config, machine, model, purpose=purpose), None
+    except CapacityError as error:
+        return None, error
+
+
+def _roomy(machine: Machine) -> Machine:
+    return dataclasses.replace(machine, available_bytes=2**60)
+
+
+def _layer_counts(model: ModelFacts) -> dict[int | None, int]:
+    groups = model.spec.kv_groups
+    if not groups:
+        return {None: model.spec.num_layers}
+    counts: dict[int | None, int] = {}
+    for group in groups:
+        counts[group.window] = counts.get(group.window, 0) + len(group.layers)
+    return counts
+
+
+def pool_reason(sizing: Sizing) -> str:
+    """Say why the pool has its size: `4 GiB, the most that is taken unasked`."""
+    return sizing.reasons.get("num_blocks", f"asked: {format_bytes(sizing.pool_bytes)}")

@@ -1,0 +1,152 @@
+"""Subject: the model that a plan is about, as far as it can be known here, with or without its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from octavo.config.engine import EngineConfig
+from octavo.errors import OctavoError
+from octavo.models.decoder import emit_decoder
+from octavo.models.held_kinds import held_kind
+from octavo.models.kv_groups import make_kv_groups
+from octavo.models.load import OpenedModel
+from octavo.models.names import tensor_shapes
+from octavo.models.shape import Layer, LayerKV, ModelShape
+from octavo.models.spec import ModelSpec
+from octavo.models.tensor_kinds import TensorKind, row_bytes
+from octavo.planner.estimate import Estimate, exact
+from octavo.planner.facts import facts_of
+from octavo.planner.resolve import ModelFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hypothesis:
+    """The same model with another attention, to show what its own saves; the weights stay as they are.
+
+    Args:
+        num_kv_heads: Key-value heads of every layer that keeps heads.
+        window: A sliding window on every layer that sees all tokens.
+    """
+
+    num_kv_heads: int | None = None
+    window: int | None = None
+
+    def on_facts(self, facts: ModelFacts) -> ModelFacts:
+        """Return Octavo's facts under the hypothesis."""
+        if self == AS_IS:
+            return facts
+        spec = facts.spec
+        groups = spec.kv_groups
+        if self.window is not None:
+            groups = make_kv_groups([window or self.window for window in _spec_windows(spec)])
+        heads = self.num_kv_heads or spec.num_kv_heads
+        return replace(facts, spec=replace(spec, num_kv_heads=heads, kv_groups=groups))
+
+    def on_layer(self, layer: Layer) -> Layer:
+        """Return a counted layer under the hypothesis; latent layers keep one vector whatever the heads."""
+        kv = layer.kv
+        if kv is None or kv.kind == "latent":
+            return layer
+        changed: LayerKV = replace(kv, num_kv_heads=self.num_kv_heads or kv.num_kv_heads)
+        if self.window and kv.kind == "full":
+            changed = replace(changed, kind="sliding", window=self.window)
+        return replace(layer, kv=changed)
+
+
+AS_IS = Hypothesis()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model to plan for.
+
+    Args:
+        name: As published, or the name of its folder or file.
+        asked: As a person spelt it; what a command line takes.
+        source: Where the sizes come from.
+        shape: What counting needs.
+        opened: The files, where they are on this disk and Octavo runs them.
+        spec: What Octavo needs, where it runs the architecture.
+        stored: For each of the spec's tensors how the published file stores it, where that file is not here.
+        octavo_refusal: Why Octavo does not run it.
+        stored_bytes: Of all tensors, as the files store them; 0 where there are no files.
+        stored_source: Where that was read.
+        is_alias: The name is Octavo's own, so that other engines do not know it.
+    """
+
+    name: str
+    asked: str
+    source: str
+    shape: ModelShape
+    opened: OpenedModel | None = None
+    spec: ModelSpec | None = None
+    stored: Mapping[str, TensorKind] = field(default_factory=dict, hash=False)
+    octavo_refusal: OctavoError | None = None
+    stored_bytes: int = 0
+    stored_source: str = ""
+    is_alias: bool = False
+
+    def under(self, hypothesis: Hypothesis) -> Subject:
+        """Return the model with another attention."""
+        if hypothesis == AS_IS:
+            return self
+        return replace(self, shape=replace(self.shape, layers=tuple(map(hypothesis.on_layer, self.shape.layers))))
+
+    def with_stored_bytes(self, stored_bytes: int, *, source: str) -> Subject:
+        """Return the model with what its files were found to hold."""
+        return replace(self, stored_bytes=stored_bytes, stored_source=source)
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the model, a tied head counted once."""
+        return self.spec.num_parameters if self.spec is not None else self.shape.num_parameters
+
+    def weights_on_one(self, weight_dtype: str, *, tensor: int, stages: int) -> tuple[Estimate, str]:
+        """INTERIM."""
+        size = {"float32": 4}.get(self.shape.dtype, 2) if weight_dtype == "auto" else 2
+        total = self.shape.num_parameters * size // (tensor * stages)
+        return exact(total, source="parameters counted from the shape"), self.shape.dtype
+
+    def octavo_facts(self, config: EngineConfig, *, native_refusal: str) -> ModelFacts:
+        """Return what Octavo's own planner needs.
+
+        Raises:
+            OctavoError: Octavo does not run this model, or cannot hold its weights as asked.
+        """
+        if self.opened is not None:
+            return facts_of(self.opened, config, native_refusal=native_refusal)
+        if self.spec is None:
+            assert self.octavo_refusal is not None, "a model without a spec has a reason"
+            raise self.octavo_refusal
+        return _facts_from_spec(self.spec, self.stored, config, native_refusal=native_refusal)
+
+
+def _facts_from_spec(
+    spec: ModelSpec, stored: Mapping[str, TensorKind], config: EngineConfig, *, native_refusal: str
+) -> ModelFacts:
+    """Count the weights of a model whose files are not here, as they would be held once they are."""
+    if config.runner == "reference" or native_refusal:
+        num_bytes, words = 4 * spec.num_parameters, "f32, in which the reference computes"
+    else:
+        dtype = "stored" if config.weight_dtype == "auto" else config.weight_dtype
+        shapes = tensor_shapes(spec)
+        kinds = {name: held_kind(name, shape, stored[name], dtype) for name, shape in shapes.items()}
+        num_bytes = sum(
+            prod(shape[:-1]) * row_bytes(kinds[name], shape[-1], tensor=name) for name, shape in shapes.items()
+        )
+        words = " and ".join(sorted({kinds[name] for name, shape in shapes.items() if len(shape) > 1}))
+        words += ", as published" if dtype == "stored" else ""
+    return ModelFacts(
+        spec=spec,
+        program=emit_decoder(spec),
+        weight_bytes=num_bytes,
+        weights_as=words,
+        native_refusal=native_refusal,
+    )
+
+
+def _spec_windows(spec: ModelSpec) -> list[int | None]:
+    windows: dict[int, int | None] = {layer: group.window for group in spec.kv_groups for layer in group.layers}
+    return [windows.get(layer) for layer in range(spec.num_layers)]

@@ -1,0 +1,76 @@
+"""create_app: the routes of a server around one engine, and what every request passes first.
+
+AccessLog  ──▶  CORS, if asked for  ──▶  Door  ──▶  routes
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from octavo.errors import OctavoError
+from octavo.llm.async_llm import AsyncLLM
+from octavo.server import routes_health, routes_openai, routes_operator, routes_tokens
+from octavo.server.access_log import AccessLog
+from octavo.server.errors import to_api_error
+from octavo.server.json_body import json_response
+from octavo.server.security import Door, read_keys
+from octavo.server.service import Service
+from octavo.server.settings import ServerSettings
+from octavo.version import __version__
+
+_LATER_ROUTES = ("octavo.server.routes_metrics", "octavo.server.routes_page")
+"""Routes that a slim build may leave out."""
+
+
+def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
+    """Return the app. The engine is started and stopped by whoever made it.
+
+    Raises:
+        OctavoError: the file of keys cannot be used.
+    """
+    service = Service(llm, settings)
+    app = FastAPI(
+        title="Octavo",
+        version=__version__,
+        summary="OpenAI-compatible server with a live view of its KV cache",
+        docs_url=None,  # these pages load scripts from elsewhere
+        redoc_url=None,
+    )
+    app.state.service = service
+    app.include_router(routes_openai.router(service))
+    app.include_router(routes_tokens.router(service))
+    app.include_router(routes_health.router(llm))
+    app.include_router(routes_operator.router(service))
+    for name in _LATER_ROUTES:
+        if importlib.util.find_spec(name) is not None:
+            app.include_router(importlib.import_module(name).router(llm, settings))
+    for kind in (OctavoError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, _answer_error)
+    guard(app, settings)
+    return app
+
+
+def guard(app: FastAPI, settings: ServerSettings) -> None:
+    """Put everything before the routes that a request passes first."""
+    app.add_middleware(Door, settings=settings, keys=read_keys(settings))
+    if settings.cors_origin:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origin),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    app.add_middleware(AccessLog)
+
+
+async def _answer_error(_request: Request, error: Exception) -> Response:
+    answered = to_api_error(error)
+    return json_response(answered.body(), answered.status_code, answered.headers)

@@ -1,0 +1,158 @@
+"""`/v1/chat/completions`: a conversation becomes an engine request, its deltas become messages, whole or in chunks.
+
+As in `completions.py`, one fold makes the pieces of an answer, so that a stream and a whole answer say the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.core.step import TokenLogprobs
+from octavo.engine.messages import EngineRequest, OutputDelta
+from octavo.llm.prompts import TokenizedPrompt
+from octavo.runtime.tokenizer import Tokenizer
+from octavo.server.answers import Answers, Usage
+from octavo.server.logprobs import TokenSpelling, chat_logprobs, prompt_logprobs
+from octavo.server.protocol_chat import ChatRequest
+from octavo.server.service import Service
+from octavo.server.stream import DONE, event
+
+
+@dataclass(slots=True, kw_only=True)
+class Piece:
+    """What a delta adds to a message. The end is a piece of its own, without text."""
+
+    content: str = ""
+    logprobs: list[dict[str, Any]] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class _Choice:
+    """One answer, as pieces."""
+
+    def __init__(self, body: ChatRequest, tokenizer: Tokenizer) -> None:
+        # What the template wrote comes before the answer, so that its first space separates the two and stays.
+        self._spelling = TokenSpelling(tokenizer, skips_special=body.skip_special_tokens, strips_space=False)
+        self._has_logprobs = body.logprobs
+        self.has_begun = False
+
+    def push(self, delta: OutputDelta) -> list[Piece]:
+        pieces = []
+        logprobs = chat_logprobs(delta.logprobs, self._spelling) if self._has_logprobs and delta.logprobs else None
+        if delta.text or logprobs is not None:
+            pieces.append(Piece(content=delta.text, logprobs=logprobs))
+        if delta.finish_reason is not None:
+            pieces.append(Piece(finish_reason=delta.finish_reason, stop_reason=delta.stop_reason))
+        return pieces
+
+
+@dataclass(slots=True)
+class _Whole:
+    """A choice, put together."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.texts.append(piece.content)
+        self.logprobs.extend(piece.logprobs or ())
+        self.finish_reason = piece.finish_reason or self.finish_reason
+        self.stop_reason = piece.stop_reason if piece.stop_reason is not None else self.stop_reason
+
+    def message(self) -> dict[str, Any]:
+        return {"role": "assistant", "content": "".join(self.texts), "refusal": None}
+
+
+class Chat:
+    """One call of `/v1/chat/completions`, whose conversation has been read."""
+
+    def __init__(
+        self,
+        service: Service,
+        body: ChatRequest,
+        prompt: TokenizedPrompt,
+        *,
+        request_id: str,
+        model: str,
+        cache_salt: str | None,
+    ) -> None:
+        self._service = service
+        self._body = body
+        head = {"id": request_id, "created": int(time.time()), "model": model}
+        self._head = {**head, "system_fingerprint": service.fingerprint}
+        self.messages = [
+            EngineRequest(
+                request_id=request_id,
+                prompt_token_ids=prompt.token_ids,
+                params=body.sampling_params(),
+                priority=body.priority,
+                cache_salt=cache_salt,
+            )
+        ]
+        self._choices = [_Choice(body, service.llm.tokenizer) for _ in range(body.n)]
+        self._usage = Usage(len(prompt.token_ids))
+
+    async def whole(self, answers: Answers) -> dict[str, Any]:
+        """Return the whole answer."""
+        choices = [_Whole() for _ in self._choices]
+        scores: list[TokenLogprobs] = []
+        try:
+            async for _, delta in answers:
+                self._usage.take(0, delta)
+                scores += delta.prompt_logprobs
+                for piece in self._choices[delta.index].push(delta):
+                    choices[delta.index].add(piece)
+        finally:
+            answers.close()
+        made = [
+            {
+                "index": index,
+                "message": choice.message(),
+                "logprobs": {"content": choice.logprobs, "refusal": None} if self._body.logprobs else None,
+                "finish_reason": choice.finish_reason,
+                "stop_reason": choice.stop_reason,
+            }
+            for index, choice in enumerate(choices)
+        ]
+        answer = {**self._head, "object": "chat.completion", "choices": made, "usage": self._usage.body()}
+        if self._body.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(scores, self._service.llm.tokenizer)
+        return answer
+
+    async def chunks(self, answers: Answers) -> AsyncGenerator[str, None]:
+        """Yield the answer as events."""
+        head = {**self._head, "object": "chat.completion.chunk"}
+        usage = {"usage": None} if self._body.includes_usage else {}
+        try:
+            async for _, delta in answers:
+                self._usage.take(0, delta)
+                choice = self._choices[delta.index]
+                made = [] if choice.has_begun else [_chunk_choice(delta.index, {"role": "assistant", "content": ""})]
+                choice.has_begun = True
+                made += [_piece_choice(delta.index, piece) for piece in choice.push(delta)]
+                if made:
+                    yield "".join(event({**head, "choices": [each], **usage}) for each in made)
+            if self._body.includes_usage:
+                yield event({**head, "choices": [], "usage": self._usage.body()})
+            yield DONE
+        finally:
+            answers.close()
+
+
+def _piece_choice(index: int, piece: Piece) -> dict[str, Any]:
+    if piece.finish_reason is not None:
+        return _chunk_choice(index, {}, finish_reason=piece.finish_reason) | {"stop_reason": piece.stop_reason}
+    made = _chunk_choice(index, {"content": piece.content})
+    if piece.logprobs is not None:
+        made["logprobs"] = {"content": piece.logprobs, "refusal": None}
+    return made
+
+
+def _chunk_choice(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

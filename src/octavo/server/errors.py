@@ -1,0 +1,143 @@
+"""What an error looks like over HTTP: a status, and OpenAI's shape `{"error": {message, type, param, code}}`.
+
+The clients people have choose their exception by the status; `code` is for programs, `param` names the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from octavo.config.option import did_you_mean
+from octavo.errors import (
+    CapacityError,
+    EngineStoppedError,
+    InvalidParameterError,
+    MachineError,
+    ModelError,
+    OctavoError,
+    QueueFullError,
+    RequestAbortedError,
+    RequestTooLongError,
+)
+from octavo.server.protocol_chat import ChatRequest
+from octavo.server.protocol_completions import CompletionRequest
+
+INVALID = "invalid_request_error"
+_TYPES = {
+    400: INVALID,
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+_FIELDS = tuple({**ChatRequest.model_fields, **CompletionRequest.model_fields})
+_STATUS: Sequence[tuple[type[OctavoError], int, str | None]] = (
+    (InvalidParameterError, 400, None),
+    (RequestTooLongError, 400, "context_length_exceeded"),  # the word that clients look for
+    (QueueFullError, 429, None),
+    (EngineStoppedError, 503, None),
+    (RequestAbortedError, 503, None),
+    (ModelError, 400, None),  # no chat template, or one that cannot format this chat
+    (CapacityError, 400, None),
+    (MachineError, 500, None),
+)
+"""Class to status, and the code where it is not the class's own; the first match counts."""
+
+
+class ApiError(HTTPException):
+    """An error as it is answered.
+
+    Args:
+        status: HTTP status.
+        code: Stable word for programs.
+        param: The field of the request it is about.
+        headers: More headers of the answer, such as `Retry-After`.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, detail=message, headers=dict(headers or {}))
+        self.message = message
+        self.code = code
+        self.param = param
+
+    @property
+    def type(self) -> str:
+        return _TYPES.get(self.status_code, INVALID if self.status_code < 500 else "server_error")
+
+    def body(self) -> dict[str, Any]:
+        """Return the answer's body."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """Return an error as it is answered; what is none of ours is a bug, and says no more than that."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, OctavoError):
+        status, code = next(
+            ((status, code or error.code) for kind, status, code in _STATUS if isinstance(error, kind)),
+            (500, error.code),
+        )
+        headers = {}
+        if isinstance(error, QueueFullError):
+            headers["Retry-After"] = str(error.retry_after_s)
+        elif status == 503:
+            headers["Retry-After"] = "1"
+        param = error.param if isinstance(error, InvalidParameterError) else None
+        if isinstance(error, RequestTooLongError):
+            param = "max_tokens" if error.num_prompt_tokens < error.longest_tokens else "prompt"
+        return ApiError(status, _one_line(error), code=code, param=param, headers=headers)
+    if isinstance(error, RequestValidationError):
+        return _from_validation(error)
+    if isinstance(error, HTTPException):
+        code = {404: "no-such-path", 405: "method-not-allowed"}.get(error.status_code, "error")
+        return ApiError(error.status_code, str(error.detail), code=code, headers=error.headers)
+    return ApiError(500, "the server failed on this request, because of a bug in Octavo", code="internal")
+
+
+def _one_line(error: OctavoError) -> str:
+    text = error.message
+    if error.because:
+        text += f", because {error.because}"
+    if error.hints:
+        text += f" (hint: {'; or '.join(error.hints)})"
+    return text
+
+
+def _from_validation(error: RequestValidationError) -> ApiError:
+    """Say what is wrong with a body, by its first error; what was sent is not repeated."""
+    first = error.errors()[0]
+    param = _path(first["loc"])
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = "there is no such field"
+        hints = did_you_mean(param.rpartition(".")[2], _FIELDS)
+        message += f" ({hints[0]})" if hints else ""
+    elif first["type"] == "missing":
+        message = "is missing"
+    return ApiError(400, f"{param}: {message}" if param else message, code="invalid-parameter", param=param or None)
+
+
+def _path(places: Sequence[int | str]) -> str:
+    """Write where an error is as a person would: `messages[0].content`."""
+    path = ""
+    for place in places[1:] if places and places[0] in ("body", "query", "path", "header") else places:
+        if isinstance(place, int):
+            path += f"[{place}]"
+        elif place and not place.startswith("function-") and place not in ("str", "int", "float", "bool"):
+            path += f".{place}" if path else place
+    return path

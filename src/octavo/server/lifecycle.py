@@ -1,0 +1,217 @@
+"""The life of a server process: a socket that answers at once, a model loaded behind it, and an orderly end.
+
+    bind ──▶ answer "loading" ──▶ load in a thread ──▶ answer ──▶ SIGTERM or Ctrl-C ──▶ drain ──▶ end
+                                                                    second signal ─────────────▶ end at once
+
+While draining, running answers go on for up to `drain_timeout` seconds, new ones are refused with 503 and /ready says
+so. What is left then is aborted: its streams end with an error event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from octavo.errors import InvalidParameterError, MachineError
+from octavo.llm.async_llm import AsyncLLM
+from octavo.server.app import create_app
+from octavo.server.front import Front
+from octavo.server.security import read_keys
+from octavo.server.settings import MAX_HEADER_BYTES, ServerSettings
+
+FLUSH_S = 2.0
+"""What clients get to read their last event, once everything has been aborted."""
+STOP_ENGINE_S = 3.0
+_LOG = logging.getLogger(__name__)
+
+Load = Callable[[], AsyncLLM]
+
+
+def web_config(app: ASGIApp) -> uvicorn.Config:
+    """Return how the web server runs an app."""
+    return uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        http="h11",  # it bounds the headers
+        ws="none",
+        loop="asyncio",
+        server_header=False,
+        timeout_graceful_shutdown=int(FLUSH_S),
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        proxy_headers=False,
+    )
+
+
+class _Server(uvicorn.Server):
+    """A server whose signals are handled here."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Lifecycle:
+    """One run of a server.
+
+    Args:
+        load: Makes the engine; runs in a thread.
+        settings: What was asked of the server.
+        on_listening: Told the address as soon as the socket answers.
+        on_ready: Told the engine once requests are taken.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        settings: ServerSettings,
+        *,
+        on_listening: Callable[[str], None],
+        on_ready: Callable[[AsyncLLM, str], None],
+    ) -> None:
+        self._load = load
+        self._settings = settings
+        self._on_listening = on_listening
+        self._on_ready = on_ready
+        self._llm: AsyncLLM | None = None
+        self._signals: list[signal.Signals] = []
+        self._drain: asyncio.Task[None] | None = None
+
+    def run(self) -> int:
+        """Serve until a signal says otherwise; return the exit code.
+
+        Raises:
+            MachineError: the address cannot be had.
+            OctavoError: what loading the model raised.
+        """
+        read_keys(self._settings)  # before anything is bound or loaded
+        sock = _bind(self._settings)
+        try:
+            return asyncio.run(self._run(sock))
+        finally:
+            sock.close()
+
+    async def _run(self, sock: socket.socket) -> int:
+        front = Front(self._settings)
+        self._server = _Server(web_config(front))
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(each, self._take_signal, each)
+        serving = asyncio.create_task(self._server.serve(sockets=[sock]))
+        while not self._server.started and not serving.done():  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.01)
+        address = _address(sock, self._settings.host)
+        self._on_listening(address)
+        loading = _in_thread(self._load)
+        try:
+            await asyncio.wait((loading, serving), return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                self._llm = loading.result()
+                self._llm.start()
+                front.open(create_app(self._llm, self._settings))
+                if not self._signals:
+                    self._on_ready(self._llm, address)
+            await serving
+        finally:
+            await self._end(serving)
+        return 130 if signal.SIGINT in self._signals else 143 if len(self._signals) > 1 else 0
+
+    async def _end(self, serving: asyncio.Task[None]) -> None:
+        self._server.should_exit = True
+        if not serving.done():
+            await serving
+        if self._drain is not None:
+            self._drain.cancel()
+        if self._llm is not None:
+            await self._llm.stop(STOP_ENGINE_S)
+
+    def _take_signal(self, received: signal.Signals) -> None:
+        self._signals.append(received)
+        if self._llm is None:
+            self._server.should_exit = True
+        elif len(self._signals) == 1:
+            _LOG.info("%s: draining for up to %g s; again to stop at once", received.name, self._settings.drain_timeout)
+            self._drain = asyncio.get_running_loop().create_task(self._drain_and_exit(self._settings.drain_timeout))
+        elif len(self._signals) == 2:
+            _LOG.info("%s: stopping at once", received.name)
+            asyncio.get_running_loop().create_task(self._drain_and_exit(0.0))
+        else:
+            self._server.force_exit = True
+
+    async def _drain_and_exit(self, deadline_s: float) -> None:
+        assert self._llm is not None
+        await self._llm.drain(deadline_s)
+        # Aborted streams end with an event of their own; closing the listeners gives them FLUSH_S to send it.
+        self._server.should_exit = True
+
+
+def _in_thread(load: Load) -> asyncio.Future[AsyncLLM]:
+    """Run `load` in a thread that does not outlive the process: a signal while loading ends it at once."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[AsyncLLM] = loop.create_future()
+
+    def tell(done: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(lambda: None if future.done() else done())
+
+    def run() -> None:
+        try:
+            llm = load()
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits
+            failed = error
+            tell(lambda: future.set_exception(failed))
+        else:
+            tell(lambda: future.set_result(llm))
+
+    threading.Thread(target=run, name="octavo-load", daemon=True).start()
+    return future
+
+
+def _bind(settings: ServerSettings) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        InvalidParameterError: the host is no address of this machine.
+        MachineError: the port is taken, or not for us.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise InvalidParameterError(f"{settings.host!r} is no address: {error}", param="host") from error
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        hints = ("--port 0 takes a free one",) if error.errno == errno.EADDRINUSE else ()
+        raise MachineError(
+            f"cannot listen on {settings.host} port {settings.port}", because=str(error.strerror), hints=hints
+        ) from error
+    sock.setblocking(False)
+    return sock
+
+
+def _address(sock: socket.socket, host: str) -> str:
+    """Return a URL that reaches the socket from this machine."""
+    port = sock.getsockname()[1]
+    bound = sock.getsockname()[0]
+    if ipaddress.ip_address(bound).is_unspecified:
+        host = "127.0.0.1" if sock.family == socket.AF_INET else "[::1]"
+    elif ":" in host:
+        host = f"[{host}]"
+    return f"http://{host}:{port}"

@@ -1,0 +1,40 @@
+"""The bodies of `POST /tokenize` and `POST /detokenize`, as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from octavo.errors import InvalidParameterError
+from octavo.server.protocol_chat import MAX_MESSAGES, ChatMessage, Tool
+from octavo.server.protocol_structured import NullsAbsent
+
+
+class TokenizeRequest(NullsAbsent):
+    """A text, or a chat, whose token ids are wanted."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    tools: list[Tool] = Field(default_factory=list, max_length=128)
+    add_special_tokens: bool | None = Field(default=None, description="Absent means true for a text, false for a chat")
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    def check(self) -> None:
+        """Refuse both and neither.
+
+        Raises:
+            InvalidParameterError: naming `prompt`.
+        """
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidParameterError("give either prompt or messages", param="prompt")
+
+
+class DetokenizeRequest(NullsAbsent):
+    """Token ids whose text is wanted."""
+
+    model: str | None = None
+    tokens: list[int] = Field(max_length=4 * 1024 * 1024)

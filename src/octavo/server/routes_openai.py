@@ -1,0 +1,101 @@
+"""Routes of OpenAI's API: models, completions, chat completions."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from octavo.server.answers import Answers, while_connected
+from octavo.server.chat import Chat
+from octavo.server.completions import Completion
+from octavo.server.json_body import StrictRoute, json_response
+from octavo.server.protocol_answers import ERRORS, ChatAnswer, CompletionAnswer, ModelCard, ModelList
+from octavo.server.protocol_chat import ChatRequest
+from octavo.server.protocol_completions import CompletionRequest
+from octavo.server.request_ids import engine_id
+from octavo.server.service import Service, salt_of
+from octavo.server.stream import EventStream
+
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer, or with stream=true its chunks", "content": {"text/event-stream": {}}}
+}
+
+
+def router(service: Service) -> APIRouter:
+    """Return the routes."""
+    routes = APIRouter(route_class=StrictRoute, prefix="/v1", tags=["OpenAI"], responses=ERRORS)
+    started = int(time.time())
+
+    def card(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": started,
+            "owned_by": "octavo",
+            "root": service.names[0],
+            "parent": None,
+            "max_model_len": service.llm.resolved.max_model_len,
+        }
+
+    @routes.get("/models", response_model=ModelList)
+    async def models() -> Response:
+        """List the names under which the model is served."""
+        return json_response({"object": "list", "data": [card(name) for name in service.names]})
+
+    @routes.get("/models/{name:path}", response_model=ModelCard)
+    async def model(name: str) -> Response:
+        """Say what is known of one name."""
+        return json_response(card(service.check_model(name)))
+
+    @routes.post("/completions", response_model=CompletionAnswer, responses=_STREAM)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue prompts."""
+        name = service.check_model(body.model)
+        body.sampling_params()  # refused before the text is read
+        prompts = await service.read(lambda: service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens))
+        call = Completion(
+            service,
+            body,
+            prompts,
+            request_id=engine_id("cmpl", request.state.client_id),
+            model=name,
+            cache_salt=salt_of(request, body.cache_salt),
+        )
+        return await _answer(service, call, request, is_stream=body.stream)
+
+    @routes.post("/chat/completions", response_model=ChatAnswer, responses=_STREAM)
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        """Go on with a conversation."""
+        name = service.check_model(body.model)
+        body.sampling_params()
+        prompt = await service.read(
+            lambda: service.render(
+                body.messages,
+                body.tools,
+                add_generation_prompt=body.add_generation_prompt,
+                variables=body.chat_template_kwargs,
+            )
+        )
+        call = Chat(
+            service,
+            body,
+            prompt,
+            request_id=engine_id("chatcmpl", request.state.client_id),
+            model=name,
+            cache_salt=salt_of(request, body.cache_salt),
+        )
+        return await _answer(service, call, request, is_stream=body.stream)
+
+    return routes
+
+
+async def _answer(service: Service, call: Completion | Chat, request: Request, *, is_stream: bool) -> Response:
+    """Start a call's requests and answer it, whole or as a stream."""
+    request.state.request_id = request.state.client_id or call.messages[0].request_id
+    answers = await while_connected(request, Answers.start(service.llm, call.messages))
+    if is_stream:
+        return EventStream(call.chunks(answers), keep_alive_s=service.settings.keep_alive)
+    return json_response(await while_connected(request, call.whole(answers)))

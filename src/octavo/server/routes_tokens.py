@@ -1,0 +1,58 @@
+"""`/tokenize` and `/detokenize`: what the server makes of a text, without computing anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from octavo.server.json_body import StrictRoute, json_response
+from octavo.server.protocol_answers import ERRORS, DetokenizeAnswer, TokenizeAnswer
+from octavo.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
+from octavo.server.service import Service
+
+
+def router(service: Service) -> APIRouter:
+    """Return the routes."""
+    routes = APIRouter(route_class=StrictRoute, tags=["Tokens"], responses=ERRORS)
+    tokenizer = service.llm.tokenizer
+
+    @routes.post("/tokenize", response_model=TokenizeAnswer)
+    async def tokenize(body: TokenizeRequest) -> Response:
+        """Return the token ids that a prompt or chat has here, BOS and all."""
+        service.check_model(body.model)
+        body.check()
+        ids = await service.read(lambda: _ids(service, body))
+        answer: dict[str, Any] = {
+            "count": len(ids),
+            "max_model_len": service.llm.resolved.max_model_len,
+            "tokens": list(ids),
+        }
+        if body.return_token_strs:
+            answer["token_strs"] = [tokenizer.token(token_id) or "" for token_id in ids]
+        return json_response(answer)
+
+    @routes.post("/detokenize", response_model=DetokenizeAnswer)
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        """Return the text of token ids, special tokens included."""
+        service.check_model(body.model)
+        tokenizer.check_ids(body.tokens, param="tokens")
+        text = await service.read(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False))
+        return json_response({"prompt": text})
+
+    return routes
+
+
+def _ids(service: Service, body: TokenizeRequest) -> tuple[int, ...]:
+    if body.messages is not None:
+        return service.render(
+            body.messages,
+            body.tools,
+            add_generation_prompt=body.add_generation_prompt,
+            variables=body.chat_template_kwargs,
+            add_special_tokens=bool(body.add_special_tokens),
+        ).token_ids
+    assert body.prompt is not None, "checked"
+    adds = body.add_special_tokens is not False
+    return service.tokenize([body.prompt], add_special_tokens=adds)[0].token_ids

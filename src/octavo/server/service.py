@@ -1,0 +1,137 @@
+"""Service: what all routes share. The model behind them, its names, and threads for reading text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from octavo.errors import InvalidParameterError
+from octavo.llm.async_llm import AsyncLLM
+from octavo.llm.prompts import TokenizedPrompt, tokenize
+from octavo.server.errors import ApiError
+from octavo.server.protocol_chat import ChatMessage, Tool
+from octavo.server.settings import ServerSettings
+from octavo.server.text_pool import TextPool
+from octavo.version import __version__
+
+T = TypeVar("T")
+
+
+class Service:
+    """One model, as clients see it.
+
+    Args:
+        llm: Answers.
+        settings: What was asked of the server.
+    """
+
+    def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
+        self.llm = llm
+        self.settings = settings
+        self.names = settings.served_model_name or (served_name(llm.model_name),)
+        self.text = TextPool()
+        self.fingerprint = _fingerprint(llm)
+
+    def check_model(self, name: str | None) -> str:
+        """Return the name to answer under.
+
+        Raises:
+            ApiError: 404, with the names there are.
+        """
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            known = ", ".join(self.names)
+            raise ApiError(
+                404, f"there is no model {name[:100]!r} here, only {known}", code="model_not_found", param="model"
+            )
+        return name
+
+    def tokenize(self, prompts: Sequence[str | tuple[int, ...]], *, add_special_tokens: bool) -> list[TokenizedPrompt]:
+        """Turn prompts into token ids, by the code that `LLM.generate` uses. For a thread of the text pool.
+
+        Raises:
+            InvalidParameterError: too long, or not to be written in the vocabulary.
+        """
+        return [self._tokenize(prompt, add_special_tokens=add_special_tokens) for prompt in prompts]
+
+    def _tokenize(self, prompt: str | tuple[int, ...], *, add_special_tokens: bool) -> TokenizedPrompt:
+        tokenizer = self.llm.tokenizer
+        if not isinstance(prompt, str):
+            return tokenize({"prompt_token_ids": prompt}, tokenizer, self.llm.vocab_size)
+        self.check_length(len(prompt), "prompt")
+        if add_special_tokens:
+            return tokenize(prompt, tokenizer, self.llm.vocab_size)
+        return TokenizedPrompt(text=prompt, token_ids=tuple(tokenizer.encode(prompt, add_special_tokens=False)))
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+        add_special_tokens: bool = False,
+    ) -> TokenizedPrompt:
+        """Turn a chat into token ids: the template's text, to which nothing is added. For a thread of the text pool.
+
+        Raises:
+            InvalidParameterError: too long, or refused by the template.
+            ModelError: the model has no template, or one that does more than it may.
+        """
+        self.check_length(sum(len(message.content or "") for message in messages), "messages")
+        known = self.llm.tokenizer.chat_template or ""
+        knows_developer = "developer" in known
+        text = self.llm.chat_template.render(
+            [
+                message.for_template(f"messages[{index}]", knows_developer=knows_developer)
+                for index, message in enumerate(messages)
+            ],
+            tools=[tool.model_dump(exclude_none=True, exclude_defaults=True) for tool in tools] or None,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
+        )
+        ids = self.llm.tokenizer.encode(text, add_special_tokens=add_special_tokens, param="messages")
+        return TokenizedPrompt(text=text, token_ids=tuple(ids))
+
+    def check_length(self, num_chars: int, param: str) -> None:
+        """Refuse a text that is longer than `--max-prompt-chars`.
+
+        Raises:
+            InvalidParameterError: naming `param`.
+        """
+        if num_chars > self.settings.max_prompt_chars:
+            raise InvalidParameterError(
+                f"{num_chars:,} characters, at most {self.settings.max_prompt_chars:,} are read", param=param
+            )
+
+    async def read(self, work: Callable[[], T]) -> T:
+        """Do something with text in a thread."""
+        return await self.text.run(work)
+
+
+def salt_of(request: Request, asked: str | None) -> str | None:
+    """Return the salt of a request's blocks: its caller's, and the one it asked for. Neither can imitate the other."""
+    tenant = getattr(request.state, "tenant", None)
+    parts = ([f"key:{tenant}"] if tenant else []) + ([f"asked:{asked}"] if asked else [])
+    return " ".join(parts) or None
+
+
+def served_name(model: str) -> str:
+    """Return the name of a model that was given none: as it was asked for, a path without its folder."""
+    path = Path(model)
+    if not path.exists():
+        return model
+    name = path.resolve().name
+    return name.removesuffix(".gguf") or model
+
+
+def _fingerprint(llm: AsyncLLM) -> str:
+    """Name what decides an answer's bits besides the request, for `system_fingerprint`."""
+    resolved = llm.resolved
+    parts = (__version__, resolved.model, resolved.runner, resolved.weight_dtype, resolved.kv_cache_dtype)
+    return "fp_" + hashlib.blake2b(repr(parts).encode(), digest_size=5).hexdigest()

@@ -1,0 +1,45 @@
+"""TextPool: threads that tokenise and format, so that a long prompt holds up nobody's stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from octavo.errors import QueueFullError
+
+NUM_THREADS = 2
+MAX_PENDING = 1024
+
+T = TypeVar("T")
+
+
+class TextPool:
+    """A few threads and a bounded queue before them. For one event loop.
+
+    Work that nobody waits for any more is not started; what has been started runs to its end, which texts and chat
+    templates have: both are limited.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="octavo-text")
+        self._num_pending = 0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do work in a thread.
+
+        Raises:
+            QueueFullError: too much waits already.
+        """
+        if self._num_pending >= MAX_PENDING:
+            raise QueueFullError(f"{self._num_pending:,} prompts wait to be read", retry_after_s=1)
+        self._num_pending += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        finally:
+            self._num_pending -= 1
+
+    def close(self) -> None:
+        """Start nothing more."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
