@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from octavo.errors import InvalidParameterError
 from octavo.models.catalogue import find_model
 from octavo.models.shape import ModelShape
 from octavo.models.shape_config import shape_from_hf

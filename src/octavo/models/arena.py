@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from octavo.models.program import (
     Activate,
     Add,
-    EmbedPosition,
     Attend,
     BufferName,
     Combine,
     Embed,
+    EmbedPosition,
     ExpertLinear,
     HeadRmsNorm,
     LayerNorm,

@@ -12,12 +12,12 @@ from octavo.models.kv_groups import layer_windows
 from octavo.models.program import (
     Activate,
     Add,
-    EmbedPosition,
     Attend,
     Buffer,
     BufferName,
     Combine,
     Embed,
+    EmbedPosition,
     ExpertLinear,
     HeadRmsNorm,
     LayerNorm,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from octavo.errors import UnsupportedModelError
@@ -110,7 +111,7 @@ def _mixture(fields: Fields, *, count: str, size: int, is_normalised: bool) -> M
     return Mixture(num_experts=num_experts, num_active=num_active, expert_size=size, is_normalised=is_normalised)
 
 
-def _gpt2_parts(fields: Fields, spec: ModelSpec) -> Parts:
+def _gpt2_parts(_fields: Fields, _spec: ModelSpec) -> Parts:
     return {
         "has_layer_norm": True,
         "has_learned_positions": True,
@@ -168,17 +169,16 @@ def _gemma2_parts(fields: Fields, spec: ModelSpec) -> Parts:
 
 
 def _gemma3_parts(fields: Fields, spec: ModelSpec) -> Parts:
-    sizes = {"head_dim": spec.head_dim, "max_position": spec.max_position}
+    read = partial(rope_from_hf, where=fields.where, head_dim=spec.head_dim, max_position=spec.max_position)
     both = fields.raw("rope_parameters")
     if isinstance(both, Mapping) and "full_attention" in both:
         outer = {name: fields.raw(name) for name in fields.names if name != "rope_parameters"}
         rope, local = (
-            rope_from_hf({**outer, "rope_parameters": both.get(kind)}, fields.where, **sizes)
-            for kind in ("full_attention", "sliding_attention")
+            read({**outer, "rope_parameters": both.get(kind)}) for kind in ("full_attention", "sliding_attention")
         )
     else:
-        rope = rope_from_hf({"rope_theta": 1_000_000.0, **fields.values}, fields.where, **sizes)
-        local = rope_from_hf({"rope_theta": fields.positive("rope_local_base_freq", 10_000.0)}, fields.where, **sizes)
+        rope = read({"rope_theta": 1_000_000.0, **fields.values})
+        local = read({"rope_theta": fields.positive("rope_local_base_freq", 10_000.0)})
     return {**_gemma_parts(fields, spec), "qk_norm": True, "rope": rope, "local_rope": local}
 
 
@@ -189,7 +189,7 @@ def _cap(fields: Fields, name: str) -> float:
 # --- windows ----------------------------------------------------------------------------------------------------------
 
 
-def _no_windows(fields: Fields, num_layers: int) -> Windows:
+def _no_windows(_fields: Fields, num_layers: int) -> Windows:
     return (None,) * num_layers
 
 

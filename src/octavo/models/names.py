@@ -174,7 +174,7 @@ def _top_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def _layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    shapes = {name: shape for name, shape in (*_attention_shapes(spec).items(), *_mlp_shapes(spec).items())}
+    shapes = _attention_shapes(spec) | _mlp_shapes(spec)
     norms = [name for name in shapes if name.endswith("norm") and spec.has_layer_norm]
     biased = [*norms, *(name for name in ("q", "k", "v", "qkv") if spec.qkv_bias)]
     biased += ["o"] if spec.output_bias else []

@@ -116,8 +116,8 @@ class Attend:
 
     `qkv` holds the rotated q; `out` is `[rows, num_heads * head_dim]`. For query position p of a layer without window,
     keys 0..p are visible; with window w, keys max(0, p - w + 1)..p. Query head h reads KV head
-    `h // (num_heads // num_kv_heads)`. `score = (q . k) * scale`, then with a softcap c `c * tanh(score / c)`; softmax in
-    float32; `out = sum softmax * v`.
+    `h // (num_heads // num_kv_heads)`. `score = (q . k) * scale`, with a softcap c then `c * tanh(score / c)`; softmax
+    in float32; `out = sum softmax * v`.
     """
 
     qkv: BufferName

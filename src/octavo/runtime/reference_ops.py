@@ -46,9 +46,10 @@ def rotate(x: Float32, cos: Float32, sin: Float32) -> Float32:
 def layer_norm(x: Float32, weight: Float32, bias: Float32, eps: float) -> Float32:
     """Bring each row to mean 0 and variance 1, then multiply by `weight` and add `bias`, both `[width]`."""
     width = np.float32(x.shape[-1])
-    centred: Float32 = x - np.add.reduce(x, axis=-1, keepdims=True) / width
-    variance = np.add.reduce(centred * centred, axis=-1, keepdims=True) / width
-    normed: Float32 = centred / np.sqrt(variance + np.float32(eps)) * weight + bias
+    total: Float32 = np.add.reduce(x, axis=-1, keepdims=True)
+    centred: Float32 = x - total / width
+    square_sum: Float32 = np.add.reduce(centred * centred, axis=-1, keepdims=True)
+    normed: Float32 = centred / np.sqrt(square_sum / width + np.float32(eps)) * weight + bias
     return normed
 
 

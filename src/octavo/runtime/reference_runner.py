@@ -20,11 +20,11 @@ from octavo.core.step import SampledToken, StepPlan, StepResult, TokenLogprobs
 from octavo.models.program import (
     Activate,
     Add,
-    EmbedPosition,
     Attend,
     BufferName,
     Combine,
     Embed,
+    EmbedPosition,
     ExpertLinear,
     HeadRmsNorm,
     LayerNorm,
@@ -154,7 +154,7 @@ class ReferenceRunner:
                 buffer.fill(np.nan)
         return buffers
 
-    def _run(
+    def _run(  # noqa: C901, PLR0912 - one case for each kind of op
         self, op: Op, buffers: dict[BufferName, Float32], inputs: StepInputs, selected_rows: NDArray[np.int32]
     ) -> None:
         """Execute one op. Mutates: the buffer it writes, and the KV storage for `RopeStore`."""

@@ -17,11 +17,11 @@ from octavo.models.load import OpenedModel, open_model
 from octavo.models.program import (
     Activate,
     Add,
-    EmbedPosition,
     Attend,
     BufferName,
     Combine,
     Embed,
+    EmbedPosition,
     ExpertLinear,
     HeadRmsNorm,
     LayerNorm,
@@ -78,7 +78,9 @@ class DenseModel:
             self._run(op, buffers, tokens, wanted)
         return buffers[self.model.program.logits]
 
-    def _run(self, op: Op, buffers: dict[BufferName, Floats], tokens: Indices, wanted: Indices) -> None:
+    def _run(  # noqa: C901, PLR0912 - one case for each kind of op
+        self, op: Op, buffers: dict[BufferName, Floats], tokens: Indices, wanted: Indices
+    ) -> None:
         weights = self._weights
         match op:
             case Embed():
@@ -117,10 +119,9 @@ class DenseModel:
             case ExpertLinear():
                 buffers[op.out] = self._experts(op, buffers[op.x], buffers[op.routes])
             case Combine():
-                weighted = zip(
-                    np.split(buffers[op.x], op.num_active, axis=1), buffers[op.routes].T[op.num_active :], strict=True
-                )
-                buffers[op.out] = sum((part * weight[:, None] for part, weight in weighted), np.float32(0))
+                parts = np.split(buffers[op.x], op.num_active, axis=1)
+                weights_of_places = buffers[op.routes].T[op.num_active :, :, None]
+                buffers[op.out] = np.sum(np.stack(parts) * weights_of_places, axis=0)
             case SelectRows():
                 buffers[op.out] = buffers[op.x][wanted]
 
@@ -186,9 +187,10 @@ def _rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
 
 
 def _activate(op: Activate, x: Floats) -> Floats:
-    gate, up = np.split(x, 2, axis=1) if op.has_gate else (x, np.float32(1))
+    gate, up = np.split(x, 2, axis=1) if op.has_gate else (x, np.ones_like(x))
     if op.kind == "silu":
-        return gate / (1 + np.exp(-gate)) * up
+        silu: Floats = gate / (1 + np.exp(-gate)) * up
+        return silu
     inner = np.float32(math.sqrt(2 / math.pi)) * (gate + np.float32(0.044715) * gate**3)
     activated: Floats = np.float32(0.5) * gate * (1 + np.tanh(inner)) * up
     return activated
