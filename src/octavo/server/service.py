@@ -16,6 +16,8 @@ from octavo.server.errors import ApiError
 from octavo.server.protocol_chat import ChatMessage, Tool
 from octavo.server.settings import ServerSettings
 from octavo.server.text_pool import TextPool
+from octavo.server.tool_parsers.describe import describe_tools
+from octavo.server.tool_parsers.formats import detect_tool_format
 from octavo.version import __version__
 
 T = TypeVar("T")
@@ -35,6 +37,8 @@ class Service:
         self.names = settings.served_model_name or (served_name(llm.model_name),)
         self.text = TextPool()
         self.fingerprint = _fingerprint(llm)
+        form = settings.tool_call_parser
+        self.tool_format = detect_tool_format(llm.tokenizer.chat_template) if form == "auto" else form
 
     def check_model(self, name: str | None) -> str:
         """Return the name to answer under.
@@ -84,14 +88,18 @@ class Service:
             ModelError: the model has no template, or one that does more than it may.
         """
         self.check_length(sum(len(message.content or "") for message in messages), "messages")
-        known = self.llm.tokenizer.chat_template or ""
-        knows_developer = "developer" in known
-        text = self.llm.chat_template.render(
-            [
-                message.for_template(f"messages[{index}]", knows_developer=knows_developer)
-                for index, message in enumerate(messages)
-            ],
-            tools=[tool.model_dump(exclude_none=True, exclude_defaults=True) for tool in tools] or None,
+        template = self.llm.chat_template
+        knows_developer = "developer" in (self.llm.tokenizer.chat_template or "")
+        chat: list[Mapping[str, Any]] = [
+            message.for_template(f"messages[{index}]", knows_developer=knows_developer)
+            for index, message in enumerate(messages)
+        ]
+        documents = [tool.model_dump(exclude_unset=True) for tool in tools] or None
+        if documents and not template.reads_tools:
+            chat, documents = describe_tools(chat, documents), None
+        text = template.render(
+            chat,
+            tools=documents,
             add_generation_prompt=add_generation_prompt,
             variables=variables,
         )
