@@ -12,6 +12,7 @@ from octavo.errors import InvalidParameterError
 from octavo.server.answers import Answers, while_connected
 from octavo.server.chat import Chat
 from octavo.server.completions import Completion
+from octavo.server.errors import renamed
 from octavo.server.json_body import StrictRoute, json_response
 from octavo.server.protocol_answers import ERRORS, ChatAnswer, CompletionAnswer, ModelCard, ModelList
 from octavo.server.protocol_chat import ChatRequest
@@ -101,9 +102,7 @@ async def _start(service: Service, call: Completion | Chat, *, structured_by: st
     except InvalidParameterError as error:
         if error.param != "structured":
             raise
-        # The engine does not know how the caller spelled it.
-        message = error.message.removeprefix("structured: ")
-        raise InvalidParameterError(message, param=structured_by, because=error.because, hints=error.hints) from error
+        raise renamed(error, structured_by) from error  # the engine does not know how the caller spelled it
 
 
 async def _answer(

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from octavo.errors import InvalidParameterError
 from octavo.llm.async_llm import AsyncLLM
 from octavo.llm.prompts import TokenizedPrompt, tokenize
-from octavo.server.errors import ApiError
+from octavo.server.errors import ApiError, renamed
 from octavo.server.protocol_chat import ChatMessage, Tool
 from octavo.server.settings import ServerSettings
 from octavo.server.text_pool import TextPool
@@ -66,7 +66,10 @@ class Service:
     def _tokenize(self, prompt: str | tuple[int, ...], *, add_special_tokens: bool) -> TokenizedPrompt:
         tokenizer = self.llm.tokenizer
         if not isinstance(prompt, str):
-            return tokenize({"prompt_token_ids": prompt}, tokenizer, self.llm.vocab_size)
+            try:
+                return tokenize({"prompt_token_ids": prompt}, tokenizer, self.llm.vocab_size)
+            except InvalidParameterError as error:
+                raise renamed(error, "prompt") from error
         self.check_length(len(prompt), "prompt")
         if add_special_tokens:
             return tokenize(prompt, tokenizer, self.llm.vocab_size)

@@ -14,7 +14,7 @@ from octavo.units import MIB
 
 LogFormat = Literal["text", "json"]
 ToolCallParser = Literal["auto", "hermes", "llama3_json"]
-MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADER_BYTES = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
