@@ -53,6 +53,7 @@ format: $(VENV)/stamp-install $(VENV)/stamp-lint ## Rewrite the sources in the h
 docs: install ## Write the generated parts of docs/: commands, errors, pictures
 	$(BIN)/python scripts/write_cli_docs.py
 	$(BIN)/python scripts/write_error_docs.py
+	$(BIN)/python scripts/write_metrics_docs.py
 	$(BIN)/python scripts/draw_kv_pictures.py
 
 wheel: $(VENV)/stamp-build-tools ## Build dist/octavo-*.whl, which installs without a compiler

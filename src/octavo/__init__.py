@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from octavo.core.sampling import SamplingParams
+    from octavo.core.structured import StructuredOutput
     from octavo.errors import OctavoError
     from octavo.llm.async_llm import AsyncLLM
     from octavo.llm.offline import LLM
@@ -29,6 +30,7 @@ __all__ = [
     "OctavoError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutput",
     "__version__",
 ]
 
@@ -40,6 +42,7 @@ _HOMES = {
     "OctavoError": "octavo.errors",
     "RequestOutput": "octavo.llm.outputs",
     "SamplingParams": "octavo.core.sampling",
+    "StructuredOutput": "octavo.core.structured",
     "__version__": "octavo.version",
 }
 

@@ -154,6 +154,39 @@ def test_what_would_be_dropped_is_refused(model: str, octavo, args: tuple[str, .
     assert done.code == 2 and args[0] in done.err
 
 
+def test_an_answer_can_be_held_to_a_structure(model: str, octavo, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": [["one", 2]]}', encoding="utf-8")
+
+    for args, texts in (
+        (("--json-schema", str(schema)), None),
+        (("--regex", "a[bc]d"), {"abd", "acd"}),
+        (("--choice", "yes", "--choice", "no"), {"yes", "no"}),
+    ):
+        done = octavo("generate", model, "-p", "x", "--max-tokens", "90", "--temperature", "9", *args, *SMALL)
+        assert done.code == 0, done.err
+        if texts is None:
+            assert json.loads(done.out) == ["one", 2]
+        else:
+            assert done.out.strip() in texts
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--regex", "(a"), "unclosed group"),
+        (("--regex", "a", "--choice", "b"), "--regex: given together with --choice"),
+        (("--json-schema", "no/such/file"), "no/such/file"),
+        (("--json-schema", __file__), "not JSON"),
+        (("--choice", "a", "--ignore-eos"), "contradicts structured output"),
+    ],
+    ids=str,
+)
+def test_a_structure_that_cannot_be_followed_is_a_usage_error(model: str, octavo, args: tuple, said: str) -> None:
+    done = octavo("generate", model, "-p", "x", *args, *SMALL)
+    assert done.code == 2 and said in done.err and "Traceback" not in done.err
+
+
 def test_ctrl_c_is_one_clean_line(tmp_path: Path) -> None:
     model = str(write_hf_model(TinyModel(max_position=16_384), tmp_path))
     args = ("-p", "x", "--max-tokens", "12000", "--ignore-eos", "--runner", "reference", "--logit-bias", "100:100")

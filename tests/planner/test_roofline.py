@@ -36,6 +36,7 @@ def test_a_step_reads_the_weights_once_and_each_requests_cache():
 def test_the_ceiling_is_the_last_number_of_requests_that_keeps_the_latency():
     ceiling = device_ceiling(WORK, SPEED, itl_s=0.2)
     assert (ceiling.num_requests, ceiling.bound, ceiling.label) == (10, "compute", "measured")
+    assert ceiling.itl_s == 0.2
     assert ceiling.step_time_s == pytest.approx(0.2)
     assert device_ceiling(WORK, SPEED, itl_s=0.199).num_requests == 9
 

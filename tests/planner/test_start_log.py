@@ -75,6 +75,7 @@ def test_vllm_0_6_5_printed_every_term_in_one_sentence():
 
 def test_a_pool_below_zero_and_other_makers_blocks_are_read():
     log = read("vllm_0_7_unfit")
+    assert log.weight_bytes == int(5.43 * GIB)
     assert log.kv_pool_bytes == int(-0.94 * GIB)
     assert log.overhead_bytes == int(-0.51 * GIB)
     assert (log.num_blocks, log.max_concurrency, log.max_model_len) == (0, 0.0, 4200)

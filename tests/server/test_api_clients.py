@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import openai
 import pytest
@@ -38,7 +39,7 @@ def test_a_conversation_goes_on_and_finds_its_own_prefix(client: openai.OpenAI):
         messages.append({"role": "assistant", "content": answer.choices[0].message.content})
         cached.append((answer.usage.prompt_tokens_details.cached_tokens, answer.usage.prompt_tokens))
 
-    for (_, earlier), (hit, _) in zip(cached, cached[1:], strict=False):
+    for (_, earlier), (hit, _) in itertools.pairwise(cached):
         assert hit >= earlier // 16 * 16, "every later turn begins with the one before"
 
 
@@ -124,7 +125,7 @@ def test_each_mistake_raises_the_clients_own_exception(client: openai.OpenAI, er
 
 
 def test_a_request_that_cannot_fit_is_told_the_length_that_would(client: openai.OpenAI):
-    with pytest.raises(openai.BadRequestError, match="at most 1,0.. output tokens") as caught:
+    with pytest.raises(openai.BadRequestError, match=r"at most 1,0.. output tokens") as caught:
         client.completions.create(model="tiny", prompt="hello", max_tokens=1024)
 
     assert caught.value.code == "context_length_exceeded"

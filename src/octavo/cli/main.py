@@ -32,6 +32,7 @@ COMMANDS = {
     "generate": LazyCommand("octavo.cli.generate", "Answer prompts, streaming to the terminal"),
     "chat": LazyCommand("octavo.cli.chat", "Talk with a model, turn by turn"),
     "serve": LazyCommand("octavo.cli.serve", "Serve a model over HTTP"),
+    "top": LazyCommand("octavo.cli.top", "Watch a server: its KV pool, requests and the last minute"),
     "plan": LazyCommand("octavo.cli.plan", "Say what fits into memory, before anything is loaded"),
     "simulate": LazyCommand("octavo.cli.simulate", "Run a request trace against a model of the machine"),
     "bench": LazyCommand("octavo.cli.bench", "Measure speed on this machine"),

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
 from octavo.cli.options import Command, GroupedOption
 from octavo.core.sampling import SamplingParams
+from octavo.core.structured import StructuredOutput
 from octavo.errors import InvalidParameterError
 
 
@@ -33,6 +35,7 @@ def sampling_options(*, max_tokens: int) -> Callable[[Command], Command]:
             given["logit_bias"] = _read_biases(given["logit_bias"])
             given["stop_token_ids"] = list(given["stop_token_ids"])
             given["stop"] = list(given["stop"])
+            given["structured"] = _read_structured(**{name: values.pop(name) for name in _STRUCTURES})
             return function(params=SamplingParams(**given), **values)
 
         for option in reversed(_options(max_tokens)):
@@ -63,6 +66,9 @@ def _options(max_tokens: int) -> list[Command]:
         add("--include-stop-str-in-output", is_flag=True, help="Keep the stop text at the end"),
         add("--ignore-eos", is_flag=True, help="Go on after an end-of-sequence token"),
         add("--logprobs", type=int, metavar="K", help="Report K likeliest tokens per output token, in --json"),
+        add("--json-schema", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Answer in this JSON"),
+        add("--regex", metavar="EXPR", help="Answer in a text that all of EXPR matches"),
+        add("--choice", multiple=True, metavar="TEXT", help="Answer in one of several texts; repeatable"),
         add("--prompt-logprobs", type=int, metavar="K", help="The same for prompt tokens, in --json"),
     ]
 
@@ -86,6 +92,24 @@ _NAMES = (
     "logprobs",
     "prompt_logprobs",
 )
+
+
+_STRUCTURES = ("json_schema", "regex", "choice")
+
+
+def _read_structured(*, json_schema: str | None, regex: str | None, choice: tuple[str, ...]) -> StructuredOutput | None:
+    given = {"--json-schema": json_schema, "--regex": regex, "--choice": choice or None}
+    named = [option for option, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise InvalidParameterError(f"given together with {named[1]}", param=named[0], hints=("give one",))
+    if json_schema is not None:
+        try:
+            return StructuredOutput.of_json_schema(Path(json_schema).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidParameterError(f"{json_schema} cannot be read: {error}", param="--json-schema") from error
+    if regex is not None:
+        return StructuredOutput(kind="regex", value=regex)
+    return StructuredOutput.of_choice(choice) if choice else None
 
 
 def _read_biases(given: tuple[str, ...]) -> dict[int, float]:

@@ -6,7 +6,7 @@ real model and virtual time with a cost model are the same code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -24,7 +24,7 @@ from octavo.core.step import StepPlan
 from octavo.core.updates import RequestUpdate
 from octavo.engine.detokenize import Detokenizer, TokenSpeller
 from octavo.engine.messages import EngineRequest, OutputDelta
-from octavo.engine.metrics import Metrics
+from octavo.engine.metrics import Metrics, RequestTimes
 from octavo.errors import InvalidParameterError, OctavoError
 from octavo.units import RequestId
 
@@ -121,16 +121,30 @@ class Engine:
     def num_running(self) -> int:
         return self._scheduler.num_running
 
+    @property
+    def num_waiting(self) -> int:
+        """Answers that do not run: those in the queue, and those whose first answer's prompt is being computed."""
+        return self._scheduler.num_unfinished - self._scheduler.num_running
+
+    @property
+    def request_times(self) -> Mapping[RequestId, RequestTimes]:
+        """When things happened to each unfinished request, and to those whose end is being published; as `metrics`."""
+        return self.metrics.times
+
+    def now_s(self) -> float:
+        """Return the time by the engine's clock."""
+        return self._clock.now_s()
+
     def snapshot(self) -> Snapshot:
         """Return who holds which block right now."""
         return self._scheduler.snapshot()
 
     # ---- commands ----
 
-    def start_metrics(self) -> Metrics:
-        """Begin counting anew, between two runs, and return the new counts."""
+    def start_metrics(self, *, keeps_finished: bool = True) -> Metrics:
+        """Begin counting anew, between two runs, and return the new counts; the argument as for `Metrics`."""
         assert not self.has_unfinished, "a request would be counted in halves"
-        self.metrics = Metrics(block_size=self._scheduler.kv_cache.block_size)
+        self.metrics = Metrics(block_size=self._scheduler.kv_cache.block_size, keeps_finished=keeps_finished)
         return self.metrics
 
     def subscribe(self, listener: EventListener) -> None:
@@ -214,6 +228,12 @@ class Engine:
     def _compute(self) -> None:
         self._is_sound = False
         plan = self._scheduler.schedule()
+        listener_error: Exception | None = None
+        try:
+            # Before the step is computed: who was admitted waits no longer, however long it takes.
+            self._publish()
+        except Exception as error:  # noqa: BLE001 - raised below; the step must not be lost for it
+            listener_error = error
         start_s = self._clock.now_s()
         try:
             for listener in self._plan_listeners:
@@ -231,6 +251,8 @@ class Engine:
         self._undelivered += [self._take_update(update, now_s) for update in updates]
         self._is_sound = True
         self._publish()
+        if listener_error is not None:
+            raise listener_error
 
     def abort(self, request_id: str) -> bool:
         """End all answers of a request now; `False` if it is unknown or done.

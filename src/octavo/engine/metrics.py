@@ -60,10 +60,17 @@ class Metrics:
     """Counts and times of one engine. `take` folds events, `take_token` notes an output token.
 
     `runner_s` is the time spent executing plans, added up by the engine.
+
+    Args:
+        keeps_finished: Whether the times of finished requests stay, as a run that is measured wants. Otherwise they
+            are there for whoever hears of the end, and gone with the next events: an engine that runs for months does
+            not grow.
     """
 
-    def __init__(self, *, block_size: int) -> None:
+    def __init__(self, *, block_size: int, keeps_finished: bool = True) -> None:
         self._block_size = block_size
+        self._keeps_finished = keeps_finished
+        self._just_finished: list[RequestId] = []
         self.runner_s = 0.0
         self.times: dict[RequestId, RequestTimes] = {}
         self.num_steps = 0
@@ -98,6 +105,9 @@ class Metrics:
 
     def take(self, events: Sequence[Event], now_s: float) -> None:
         """Fold events that became known at `now_s`."""
+        for request_id in self._just_finished:
+            del self.times[request_id]
+        self._just_finished.clear()
         for event in events:
             match event:
                 case RequestArrived():
@@ -113,6 +123,8 @@ class Metrics:
                     self.num_output_tokens += event.num_output_tokens
                     self.num_hit_tokens += event.num_hit_tokens
                     self._preempted_tokens.pop(event.request_id, None)
+                    if not self._keeps_finished:
+                        self._just_finished.append(event.request_id)
                 case StepScheduled():
                     self._take_step(event)
                 case BlockCopied():
@@ -125,10 +137,6 @@ class Metrics:
     def take_token(self, request_id: RequestId, now_s: float) -> None:
         """Note that an output token became known."""
         self.times[request_id].token_s.append(now_s)
-
-    def forget(self, request_id: RequestId) -> None:
-        """Drop the times of a finished request, so that a long-lived engine does not grow."""
-        self.times.pop(request_id, None)
 
     def _take_admission(self, event: RequestAdmitted, now_s: float) -> None:
         times = self.times[event.request_id]

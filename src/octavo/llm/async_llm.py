@@ -20,13 +20,16 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from octavo.config.engine import EngineConfig
 from octavo.config.resolved import ResolvedConfig
 from octavo.core.ports import Clock, Grammar
+from octavo.engine.advice import PoolFacts
 from octavo.engine.clock import MonotonicClock
 from octavo.engine.engine import Engine, EventListener
+from octavo.engine.explain import ExplainLog, Explanation
+from octavo.engine.live_view import LiveView
 from octavo.engine.messages import EngineRequest, OutputDelta
 from octavo.llm.assemble import Assembled, assemble
 from octavo.llm.engine_thread import EngineThread, Health
@@ -140,6 +143,16 @@ class AsyncLLM:
         self._bells_lock = threading.Lock()
         # A pool of its own: a queue of slow schemas must not keep other work of the loop from a thread.
         self._compilers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="octavo-grammar")
+        parts.engine.start_metrics(keeps_finished=False)
+        self._explanations = ExplainLog(parts.engine)
+        self.live = LiveView(
+            parts.engine,
+            model=parts.resolved.model,
+            block_bytes=parts.resolved.block_bytes,
+            facts=_pool_facts(parts.resolved),
+        )
+        for listener in (self._explanations.listen, self.live.listen):
+            parts.engine.subscribe(listener)
         self._thread = EngineThread(parts.engine, max_waiting=max_waiting, stall_s=stall_s, clock=clock)
 
     # ---- facts ----
@@ -247,6 +260,21 @@ class AsyncLLM:
 
     # ---- looking in ----
 
+    def explain(self, request_id: str) -> Explanation | None:
+        """Return why a request takes, or took, what it does; `None` if it is unknown or long over. At once."""
+        return self._explanations.find(request_id)
+
+    async def look(self) -> dict[str, Any]:
+        """Return the pool, its requests and the last minute: `octavo.kv/1`, as `octavo.engine.live_view` describes it.
+
+        The engine's thread copies, another one packs.
+
+        Raises:
+            EngineStoppedError: the engine has stopped.
+        """
+        frame = await self.call(lambda engine: self.live.freeze(engine.snapshot()))
+        return await asyncio.to_thread(frame.as_dict)
+
     async def call(self, function: Callable[[Engine], T]) -> T:
         """Run a function on the engine's thread between two steps, and return what it returns.
 
@@ -280,3 +308,13 @@ class AsyncLLM:
             for known in [known for known in self._bells if known.is_closed()]:
                 del self._bells[known]
             return self._bells.setdefault(loop, Bell(loop))
+
+
+def _pool_facts(resolved: ResolvedConfig) -> PoolFacts:
+    return PoolFacts(
+        num_blocks=resolved.num_blocks,
+        block_size=resolved.block_size,
+        max_num_seqs=resolved.max_num_seqs,
+        is_reserved=resolved.kv_allocator == "reserved",
+        is_wide=resolved.kv_cache_dtype == "f32",
+    )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from octavo.errors import UnsupportedModelError
 from octavo.models.fields import Fields
+from octavo.models.packing import packing_from_hf
 from octavo.models.shape import ModelShape
 from octavo.models.shapes import classic, deepseek_v4, dense, gemma4, hybrid, latent, mixture, multimodal
 from octavo.models.shapes.draft import ShapeDraft
@@ -114,6 +115,7 @@ def shape_from_hf(config: Mapping[str, object], *, where: str, name: str) -> Mod
         architecture=architecture,
         dtype=_dtype(text_of(fields) if is_multimodal else fields),
         quantization=_quantization(fields),
+        packing=packing_from_hf(fields),
         hidden_size=draft.hidden_size,
         num_heads=draft.num_heads,
         vocab_size=draft.vocab_size,

@@ -49,7 +49,9 @@ def learn(path: Path, question: PlanQuestion, subject: Subject) -> Learned:
     log = read_start_log(text)
     completed = _completed(question, log)
     tensor, stages = ranks(completed)
-    weights, _ = subject.weights_on_one(completed.weight_dtype, tensor=tensor, stages=stages)
+    weights, _ = subject.weights_on_one(
+        completed.weight_dtype, tensor=tensor, stages=stages, is_padded=log.engine == "vllm"
+    )
     calibration = calibrate(
         log,
         forward=forward_shape(subject.shape),

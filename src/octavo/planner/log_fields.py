@@ -17,12 +17,9 @@ def sizes_after(text: str, pattern: str, *, unit: int) -> tuple[int, ...]:
     return tuple(int(float(found) * unit) for found in re.findall(pattern, text))
 
 
-def size_after(text: str, pattern: str, *, unit: int, is_first: bool = False) -> int | None:
-    """Return the largest of the sizes, as devices of a group print one each; or the first."""
-    sizes = sizes_after(text, pattern, unit=unit)
-    if not sizes:
-        return None
-    return sizes[0] if is_first else max(sizes)
+def size_after(text: str, pattern: str, *, unit: int) -> int | None:
+    """Return the largest of the sizes, as devices of a group print one each."""
+    return max(sizes_after(text, pattern, unit=unit), default=None)
 
 
 def count_after(text: str, pattern: str) -> int | None:

@@ -5,7 +5,6 @@ Where it does not fit, the parts are still told, so that a person sees what is i
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -18,9 +17,8 @@ from octavo.planner.estimate import exact
 from octavo.planner.memory import KVShape, activation_bytes, kv_shape, max_selected_rows, overhead_bytes
 from octavo.planner.resolve import ModelFacts, Purpose, resolve
 from octavo.planner.sizing import GroupCost, Sizing
-from octavo.units import format_bytes
 
-_OWN_RULES = "the code that sizes the pool at the start"
+_OWN_RULES = "the code that sizes the pool at a start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +84,7 @@ def size_octavo(config: EngineConfig, machine: Machine, model: ModelFacts, *, pu
         free, _ = _try(replace(config, max_model_len=None), machine, model, purpose)
     shown = resolved or free
     # Limits of a step do not depend on memory, so they are known even where nothing fits.
-    limits = shown or resolve(config, _roomy(machine), model, purpose=purpose)
+    limits = shown or _with_room(config, machine, model, purpose)
     memory = usable_memory(config, machine)
     shape = kv_shape(model.spec, kv_dtype=limits.kv_cache_dtype, block_size=limits.block_size)
     if config.kv_allocator == "reserved":
@@ -111,7 +109,10 @@ def size_octavo(config: EngineConfig, machine: Machine, model: ModelFacts, *, pu
         overhead=exact(
             overhead_bytes(model.spec), source="interpreter, libraries and tokenizer, as measured (2026-11)"
         ),
-        pool=exact(shown.kv_pool_bytes if shown else memory.usable_bytes - spent_bytes, source=_OWN_RULES),
+        pool=exact(
+            shown.kv_pool_bytes if shown else memory.usable_bytes - spent_bytes,
+            source=_OWN_RULES + (f": {shown.reasons.get('num_blocks', 'asked')}" if shown else ""),
+        ),
         kv=OctavoKVCosts(
             shape=shape,
             layer_counts=_layer_counts(model),
@@ -142,8 +143,10 @@ def _try(
         return None, error
 
 
-def _roomy(machine: Machine) -> Machine:
-    return dataclasses.replace(machine, available_bytes=2**60)
+def _with_room(config: EngineConfig, machine: Machine, model: ModelFacts, purpose: Purpose) -> ResolvedConfig:
+    """Resolve as if memory were no question."""
+    unsized = replace(config, memory=None, utilization=None, kv_cache_memory=None, num_blocks=None, max_model_len=None)
+    return resolve(unsized, replace(machine, available_bytes=2**60), model, purpose=purpose)
 
 
 def _layer_counts(model: ModelFacts) -> dict[int | None, int]:
@@ -154,8 +157,3 @@ def _layer_counts(model: ModelFacts) -> dict[int | None, int]:
     for group in groups:
         counts[group.window] = counts.get(group.window, 0) + len(group.layers)
     return counts
-
-
-def pool_reason(sizing: Sizing) -> str:
-    """Say why the pool has its size: `4 GiB, the most that is taken unasked`."""
-    return sizing.reasons.get("num_blocks", f"asked: {format_bytes(sizing.pool_bytes)}")

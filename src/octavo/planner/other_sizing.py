@@ -95,7 +95,9 @@ def size_other(
     engine: OtherEngine = "sglang" if question.engine == "sglang" else "vllm"
     seen = visible if device is None else visible or device.visible
     assert seen is not None, "the sizer asks for a device"
-    weights, weights_as = subject.weights_on_one(question.weight_dtype, tensor=tensor, stages=stages)
+    weights, weights_as = subject.weights_on_one(
+        question.weight_dtype, tensor=tensor, stages=stages, is_padded=engine == "vllm"
+    )
     budget = engine_budget(
         engine,
         forward=forward_shape(shape),

@@ -22,6 +22,8 @@ from octavo.units import parse_duration_s
 EngineName = Literal["octavo", "vllm", "sglang"]
 Purpose = Literal["offline", "serving"]
 AUTO = "auto"
+_SCHEMES = ("fp8", "awq", "gptq", "mxfp4", "nvfp4", "bnb-nf4", "q4_0", "q4_k", "q5_k", "q6_k", "q8_0")
+"""Ways to store weights that other engines have, and kinds of GGUF files."""
 
 
 def _as_engine(name: str, **other: Any) -> Any:
@@ -44,7 +46,8 @@ class PlanQuestion:
     )
     weight_dtype: str = _as_engine(
         "weight_dtype",
-        choices=("auto", "f32", "f16", "bf16", "int8", "int4", "fp8", "awq", "gptq", "mxfp4"),
+        choices=("auto", "f32", "f16", "bf16", "int8", "int4", *_SCHEMES),
+        aliases=("dtype", "quantization"),
         auto="as the model is published",
     )
     max_model_len: int | None = _as_engine("max_model_len", auto="the model's limit; the word `auto`: what fits")

@@ -172,8 +172,8 @@ def _read_sglang(text: str) -> StartLog:
         model=fields.text("model_path"),
         visible_bytes=size_after(text, r"Load weight begin\. avail mem=" + _NUMBER + _GIB, unit=GIB),
         utilization=fields.number("mem_fraction_static"),
-        # A draft model is loaded after the model itself, so the first line counts.
-        weight_bytes=size_after(text, r"Load weight end\.[^\n]*?mem usage=" + _NUMBER + _GIB, unit=GIB, is_first=True),
+        # A draft model, which is smaller, is loaded after the model itself.
+        weight_bytes=size_after(text, r"Load weight end\.[^\n]*?mem usage=" + _NUMBER + _GIB, unit=GIB),
         graph_bytes=size_after(text, r"(?i)capture [\w ]*cuda graph end\.[^\n]*?mem usage=" + _NUMBER + _GIB, unit=GIB),
         kv_pool_bytes=pool_bytes,
         pool_tokens=count_after(text, r"max_total_num_tokens=(\d+)")

@@ -19,6 +19,7 @@ from octavo.models.tensor_kinds import TensorKind, row_bytes
 from octavo.planner.estimate import Estimate, exact
 from octavo.planner.facts import facts_of
 from octavo.planner.resolve import ModelFacts
+from octavo.planner.weight_arithmetic import RankWeights, rank_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +104,39 @@ class Subject:
         """Numbers in the model, a tied head counted once."""
         return self.spec.num_parameters if self.spec is not None else self.shape.num_parameters
 
-    def weights_on_one(self, weight_dtype: str, *, tensor: int, stages: int) -> tuple[Estimate, str]:
-        """INTERIM."""
-        size = {"float32": 4}.get(self.shape.dtype, 2) if weight_dtype == "auto" else 2
-        total = self.shape.num_parameters * size // (tensor * stages)
-        return exact(total, source="parameters counted from the shape"), self.shape.dtype
+    def weights_on_one(
+        self, weight_dtype: str, *, tensor: int, stages: int, is_padded: bool = False
+    ) -> tuple[Estimate, str]:
+        """Return one device's share of the weights as another engine holds them, and how they are stored.
+
+        Args:
+            is_padded: Vocabulary and packed experts are padded as vLLM does.
+
+        Raises:
+            InvalidParameterError: a scheme whose bytes are not known.
+        """
+        counted = self._counted(weight_dtype, tensor, stages, is_padded=is_padded)
+        if weight_dtype != "auto" or not self.stored_bytes:
+            return exact(counted.num_bytes, source="every tensor of the configuration, counted"), counted.stored_as
+        # Files say what all tensors take; which part of it one device holds, the shape says.
+        whole = self._counted("auto", 1, 1, is_padded=False).num_bytes
+        share = self.stored_bytes * counted.num_bytes // whole
+        return exact(share, source=self.stored_source), self._stored_as()
+
+    def _counted(self, weight_dtype: str, tensor: int, stages: int, *, is_padded: bool) -> RankWeights:
+        return rank_weights(
+            self.shape,
+            weight_dtype=weight_dtype,
+            tensor_parallel_size=tensor,
+            pipeline_parallel_size=stages,
+            is_padded=is_padded,
+        )
+
+    def _stored_as(self) -> str:
+        if self.opened is None:
+            return "as its files store them"
+        kinds = sorted({entry.kind for entry in self.opened.tensors.values() if len(entry.shape) > 1})
+        return " and ".join(kinds) + ", as its files store them"
 
     def octavo_facts(self, config: EngineConfig, *, native_refusal: str) -> ModelFacts:
         """Return what Octavo's own planner needs.

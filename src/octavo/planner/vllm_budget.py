@@ -120,7 +120,7 @@ def _overhead(case: BudgetCase, era: VllmEra) -> Estimate:
     value, high = value + 0.1 * doublings, high + 0.1 * doublings * (doublings + 1)
     if stages > 1 and tensor == 1:
         # Stages hand rows on, for which a smaller part of the group's buffers is needed; no such log was read.
-        low, value, high = low, (era.alone.value_gib + era.together.value_gib) / 2, max(high, era.together.high_gib)
+        value, high = (era.alone.value_gib + era.together.value_gib) / 2, max(high, era.together.high_gib)
     return around(value * GIB, below=(value - low) * GIB, above=(high - value) * GIB, source=era.source)
 
 

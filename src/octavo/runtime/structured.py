@@ -47,8 +47,9 @@ class LlguidanceMatcher:
 
     def allowed_tokens(self) -> bytes | None:
         mask = self._matcher.compute_bitmask()[: self._num_mask_bytes]
+        is_empty = mask.count(0) == len(mask)
         # In an error the mask asks for the end of the text, complete or not.
-        return mask if not self._matcher.is_error() and any(mask) else None
+        return None if is_empty or self._matcher.is_error() else mask
 
     def accept(self, token_id: int) -> None:
         # What cannot be followed, because a limit was met, leaves an error behind that `allowed_tokens` reports.

@@ -6,7 +6,7 @@ As in `completions.py`, one fold makes the pieces of an answer, so that a stream
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +19,16 @@ from octavo.server.logprobs import TokenSpelling, chat_logprobs, prompt_logprobs
 from octavo.server.protocol_chat import ChatRequest
 from octavo.server.service import Service
 from octavo.server.stream import DONE, event
+from octavo.server.tool_calls import CallList, SaidAsCalls, required_calls
+from octavo.server.tool_parsers.deltas import ContentDelta, ToolDelta
 
 
 @dataclass(slots=True, kw_only=True)
 class Piece:
-    """What a delta adds to a message. The end is a piece of its own, without text."""
+    """What a delta adds to a message: content, or an entry of `tool_calls`. The end is a piece of its own."""
 
     content: str = ""
+    tool_call: dict[str, Any] | None = None
     logprobs: list[dict[str, Any]] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -34,20 +37,36 @@ class Piece:
 class _Choice:
     """One answer, as pieces."""
 
-    def __init__(self, body: ChatRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, body: ChatRequest, tokenizer: Tokenizer, tool_format: str) -> None:
         # What the template wrote comes before the answer, so that its first space separates the two and stays.
         self._spelling = TokenSpelling(tokenizer, skips_special=body.skip_special_tokens, strips_space=False)
         self._has_logprobs = body.logprobs
+        self._said = SaidAsCalls(body, tool_format)
+        self._calls = CallList()
         self.has_begun = False
 
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        return self._calls.calls
+
     def push(self, delta: OutputDelta) -> list[Piece]:
-        pieces = []
-        logprobs = chat_logprobs(delta.logprobs, self._spelling) if self._has_logprobs and delta.logprobs else None
-        if delta.text or logprobs is not None:
-            pieces.append(Piece(content=delta.text, logprobs=logprobs))
+        pieces = self._pieces(self._said.push(delta.text))
+        ends = []
         if delta.finish_reason is not None:
-            pieces.append(Piece(finish_reason=delta.finish_reason, stop_reason=delta.stop_reason))
-        return pieces
+            held, reason = self._said.finish(delta.finish_reason)
+            pieces += self._pieces(held)
+            ends.append(Piece(finish_reason=reason, stop_reason=delta.stop_reason))
+        if self._has_logprobs and delta.logprobs:
+            # Scores belong to tokens, whose text may come later, or as a call.
+            pieces = pieces or [Piece()]
+            pieces[0].logprobs = chat_logprobs(delta.logprobs, self._spelling)
+        return pieces + ends
+
+    def _pieces(self, deltas: Sequence[ToolDelta]) -> list[Piece]:
+        return [
+            Piece(content=delta.text) if isinstance(delta, ContentDelta) else Piece(tool_call=self._calls.chunk(delta))
+            for delta in deltas
+        ]
 
 
 @dataclass(slots=True)
@@ -65,8 +84,12 @@ class _Whole:
         self.finish_reason = piece.finish_reason or self.finish_reason
         self.stop_reason = piece.stop_reason if piece.stop_reason is not None else self.stop_reason
 
-    def message(self) -> dict[str, Any]:
-        return {"role": "assistant", "content": "".join(self.texts), "refusal": None}
+    def message(self, tool_calls: list[dict[str, Any]]) -> dict[str, Any]:
+        content = "".join(self.texts)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if tool_calls:
+            message |= {"content": content or None, "tool_calls": tool_calls}
+        return message
 
 
 class Chat:
@@ -90,12 +113,12 @@ class Chat:
             EngineRequest(
                 request_id=request_id,
                 prompt_token_ids=prompt.token_ids,
-                params=body.sampling_params(),
+                params=body.sampling_params(required_calls(body, service.tool_format)),
                 priority=body.priority,
                 cache_salt=cache_salt,
             )
         ]
-        self._choices = [_Choice(body, service.llm.tokenizer) for _ in range(body.n)]
+        self._choices = [_Choice(body, service.llm.tokenizer, service.tool_format) for _ in range(body.n)]
         self._usage = Usage(len(prompt.token_ids))
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
@@ -113,7 +136,7 @@ class Chat:
         made = [
             {
                 "index": index,
-                "message": choice.message(),
+                "message": choice.message(self._choices[index].tool_calls),
                 "logprobs": {"content": choice.logprobs, "refusal": None} if self._body.logprobs else None,
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason,
@@ -148,7 +171,7 @@ class Chat:
 def _piece_choice(index: int, piece: Piece) -> dict[str, Any]:
     if piece.finish_reason is not None:
         return _chunk_choice(index, {}, finish_reason=piece.finish_reason) | {"stop_reason": piece.stop_reason}
-    made = _chunk_choice(index, {"content": piece.content})
+    made = _chunk_choice(index, {"tool_calls": [piece.tool_call]} if piece.tool_call else {"content": piece.content})
     if piece.logprobs is not None:
         made["logprobs"] = {"content": piece.logprobs, "refusal": None}
     return made

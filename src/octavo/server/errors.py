@@ -109,6 +109,12 @@ def to_api_error(error: Exception) -> ApiError:
     return ApiError(500, "the server failed on this request, because of a bug in Octavo", code="internal")
 
 
+def renamed(error: InvalidParameterError, param: str) -> InvalidParameterError:
+    """Return an error about a field as its sender spelled it."""
+    message = error.message.removeprefix(f"{error.param}: ")
+    return InvalidParameterError(message, param=param, because=error.because, hints=error.hints)
+
+
 def _one_line(error: OctavoError) -> str:
     text = error.message
     if error.because:

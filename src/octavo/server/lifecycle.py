@@ -49,7 +49,7 @@ def web_config(app: ASGIApp) -> uvicorn.Config:
         loop="asyncio",
         server_header=False,
         timeout_graceful_shutdown=int(FLUSH_S),
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,
         proxy_headers=False,
     )
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from octavo.core.sampling import SamplingParams
+from octavo.core.structured import StructuredOutput
 from octavo.errors import InvalidParameterError
 from octavo.server.protocol import Ignored, RequestFields
 from octavo.server.protocol_structured import NullsAbsent
@@ -166,8 +166,11 @@ class ChatRequest(RequestFields):
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, description="More variables for the template")
 
-    def sampling_params(self) -> SamplingParams:
+    def sampling_params(self, required: StructuredOutput | None = None) -> SamplingParams:
         """Return the parameters of the chat's answers.
+
+        Args:
+            required: What the text has to be because a call of a tool is required.
 
         Raises:
             InvalidParameterError: a value is not allowed, or two contradict each other.
@@ -178,19 +181,11 @@ class ChatRequest(RequestFields):
             raise InvalidParameterError("given with another value of max_completion_tokens", param="max_tokens")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidParameterError("given without logprobs=true", param="top_logprobs")
+        fields = self.sampling_fields()
+        if required is not None:
+            fields["structured"] = required
         return SamplingParams(
-            **self.sampling_fields(),
+            **fields,
             max_tokens=next(iter(limits), None),
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )
-
-    def template_messages(self, *, knows_developer: bool) -> list[Mapping[str, Any]]:
-        """Return the messages as chat templates read them.
-
-        Raises:
-            InvalidParameterError: a message says nothing.
-        """
-        return [
-            message.for_template(f"messages[{index}]", knows_developer=knows_developer)
-            for index, message in enumerate(self.messages)
-        ]

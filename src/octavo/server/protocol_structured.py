@@ -68,7 +68,7 @@ class StructuredFields(NullsAbsent):
         Raises:
             InvalidParameterError: it is said twice, or cannot be followed; `param` is the field that says it.
         """
-        asked = [(param, make) for param, make in self._asked().items() if make is not None]
+        asked = self._made()
         if not asked:
             return None
         if len(asked) > 1:
@@ -79,6 +79,14 @@ class StructuredFields(NullsAbsent):
         except InvalidParameterError as error:
             message = error.message.removeprefix(f"{error.param}: ")
             raise InvalidParameterError(message, param=param, because=error.because, hints=error.hints) from error
+
+    @property
+    def structured_by(self) -> str | None:
+        """The field that says what the text has to be."""
+        return next((param for param, _ in self._made()), None)
+
+    def _made(self) -> list[tuple[str, Callable[[], StructuredOutput]]]:
+        return [(param, make) for param, make in self._asked().items() if make is not None]
 
     def _asked(self) -> dict[str, Callable[[], StructuredOutput] | None]:
         asked = {f"guided_{kind}": _maker(kind, getattr(self, f"guided_{kind}")) for kind in _KINDS}

@@ -8,9 +8,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from octavo.errors import InvalidParameterError
 from octavo.server.answers import Answers, while_connected
 from octavo.server.chat import Chat
 from octavo.server.completions import Completion
+from octavo.server.errors import renamed
 from octavo.server.json_body import StrictRoute, json_response
 from octavo.server.protocol_answers import ERRORS, ChatAnswer, CompletionAnswer, ModelCard, ModelList
 from octavo.server.protocol_chat import ChatRequest
@@ -18,6 +20,7 @@ from octavo.server.protocol_completions import CompletionRequest
 from octavo.server.request_ids import engine_id
 from octavo.server.service import Service, salt_of
 from octavo.server.stream import EventStream
+from octavo.server.tool_calls import required_calls, shown_tools
 
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer, or with stream=true its chunks", "content": {"text/event-stream": {}}}
@@ -64,17 +67,18 @@ def router(service: Service) -> APIRouter:
             model=name,
             cache_salt=salt_of(request, body.cache_salt),
         )
-        return await _answer(service, call, request, is_stream=body.stream)
+        return await _answer(service, call, request, is_stream=body.stream, structured_by=body.structured_by or "tools")
 
     @routes.post("/chat/completions", response_model=ChatAnswer, responses=_STREAM)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Go on with a conversation."""
         name = service.check_model(body.model)
-        body.sampling_params()
+        body.sampling_params(required_calls(body, service.tool_format))
+        tools = shown_tools(body)
         prompt = await service.read(
             lambda: service.render(
                 body.messages,
-                body.tools,
+                tools,
                 add_generation_prompt=body.add_generation_prompt,
                 variables=body.chat_template_kwargs,
             )
@@ -87,15 +91,26 @@ def router(service: Service) -> APIRouter:
             model=name,
             cache_salt=salt_of(request, body.cache_salt),
         )
-        return await _answer(service, call, request, is_stream=body.stream)
+        return await _answer(service, call, request, is_stream=body.stream, structured_by=body.structured_by or "tools")
 
     return routes
 
 
-async def _answer(service: Service, call: Completion | Chat, request: Request, *, is_stream: bool) -> Response:
+async def _start(service: Service, call: Completion | Chat, *, structured_by: str) -> Answers:
+    try:
+        return await Answers.start(service.llm, call.messages)
+    except InvalidParameterError as error:
+        if error.param != "structured":
+            raise
+        raise renamed(error, structured_by) from error  # the engine does not know how the caller spelled it
+
+
+async def _answer(
+    service: Service, call: Completion | Chat, request: Request, *, is_stream: bool, structured_by: str
+) -> Response:
     """Start a call's requests and answer it, whole or as a stream."""
     request.state.request_id = request.state.client_id or call.messages[0].request_id
-    answers = await while_connected(request, Answers.start(service.llm, call.messages))
+    answers = await while_connected(request, _start(service, call, structured_by=structured_by))
     if is_stream:
         return EventStream(call.chunks(answers), keep_alive_s=service.settings.keep_alive)
     return json_response(await while_connected(request, call.whole(answers)))

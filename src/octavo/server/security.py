@@ -20,7 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.errors import InvalidParameterError, MachineError
 from octavo.server.errors import ApiError
-from octavo.server.settings import ServerSettings
+from octavo.server.json_body import json_response
+from octavo.server.settings import MAX_HEADER_BYTES, ServerSettings
 
 BODY_TIMEOUT_S = 60.0
 MAX_KEYS = 1000
@@ -44,13 +45,23 @@ class Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        try:
+            self._check(scope)
+        except ApiError as error:
+            scope["state"]["ended"] = error.code
+            await json_response(error.body(), error.status_code, error.headers)(scope, receive, send)
+            return
+        await self._app(scope, _Body(receive, self._settings.max_body_bytes).receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+            raise ApiError(431, f"the headers have more than {MAX_HEADER_BYTES:,} bytes", code="headers-too-large")
         headers = Headers(scope=scope)
         self._hosts.check(headers.get("host"))
         self._check_key(scope, headers)
         if scope["method"] == "POST":
             _check_content_type(headers)
         self._check_length(headers)
-        await self._app(scope, _Body(receive, self._settings.max_body_bytes).receive, send)
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         path = scope["path"]

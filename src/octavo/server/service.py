@@ -12,10 +12,12 @@ from starlette.requests import Request
 from octavo.errors import InvalidParameterError
 from octavo.llm.async_llm import AsyncLLM
 from octavo.llm.prompts import TokenizedPrompt, tokenize
-from octavo.server.errors import ApiError
+from octavo.server.errors import ApiError, renamed
 from octavo.server.protocol_chat import ChatMessage, Tool
 from octavo.server.settings import ServerSettings
 from octavo.server.text_pool import TextPool
+from octavo.server.tool_parsers.describe import describe_tools
+from octavo.server.tool_parsers.formats import detect_tool_format
 from octavo.version import __version__
 
 T = TypeVar("T")
@@ -35,6 +37,8 @@ class Service:
         self.names = settings.served_model_name or (served_name(llm.model_name),)
         self.text = TextPool()
         self.fingerprint = _fingerprint(llm)
+        form = settings.tool_call_parser
+        self.tool_format = detect_tool_format(llm.tokenizer.chat_template) if form == "auto" else form
 
     def check_model(self, name: str | None) -> str:
         """Return the name to answer under.
@@ -62,7 +66,10 @@ class Service:
     def _tokenize(self, prompt: str | tuple[int, ...], *, add_special_tokens: bool) -> TokenizedPrompt:
         tokenizer = self.llm.tokenizer
         if not isinstance(prompt, str):
-            return tokenize({"prompt_token_ids": prompt}, tokenizer, self.llm.vocab_size)
+            try:
+                return tokenize({"prompt_token_ids": prompt}, tokenizer, self.llm.vocab_size)
+            except InvalidParameterError as error:
+                raise renamed(error, "prompt") from error
         self.check_length(len(prompt), "prompt")
         if add_special_tokens:
             return tokenize(prompt, tokenizer, self.llm.vocab_size)
@@ -84,14 +91,18 @@ class Service:
             ModelError: the model has no template, or one that does more than it may.
         """
         self.check_length(sum(len(message.content or "") for message in messages), "messages")
-        known = self.llm.tokenizer.chat_template or ""
-        knows_developer = "developer" in known
-        text = self.llm.chat_template.render(
-            [
-                message.for_template(f"messages[{index}]", knows_developer=knows_developer)
-                for index, message in enumerate(messages)
-            ],
-            tools=[tool.model_dump(exclude_none=True, exclude_defaults=True) for tool in tools] or None,
+        template = self.llm.chat_template
+        knows_developer = "developer" in (self.llm.tokenizer.chat_template or "")
+        chat: list[Mapping[str, Any]] = [
+            message.for_template(f"messages[{index}]", knows_developer=knows_developer)
+            for index, message in enumerate(messages)
+        ]
+        documents = [tool.model_dump(exclude_unset=True) for tool in tools] or None
+        if documents and not template.reads_tools:
+            chat, documents = describe_tools(chat, documents), None
+        text = template.render(
+            chat,
+            tools=documents,
             add_generation_prompt=add_generation_prompt,
             variables=variables,
         )

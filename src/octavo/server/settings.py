@@ -13,7 +13,8 @@ from octavo.errors import InvalidParameterError
 from octavo.units import MIB
 
 LogFormat = Literal["text", "json"]
-MAX_HEADER_BYTES = 64 * 1024
+ToolCallParser = Literal["auto", "hermes", "llama3_json"]
+MAX_HEADER_BYTES = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,14 @@ class ServerSettings:
         group="Server",
         help="Name that clients ask for; repeatable, all name the same model",
         auto="the model as asked, a path without its folder",
+    )
+    tool_call_parser: ToolCallParser = option(
+        default="auto",
+        kind="choice",
+        choices=("auto", "hermes", "llama3_json"),
+        group="Server",
+        help="How the model writes calls of tools",
+        auto="as its chat template teaches them",
     )
     max_waiting: int = option(
         default=1024,

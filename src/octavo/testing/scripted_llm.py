@@ -10,6 +10,7 @@ block it is told to read). For what a tiny random model cannot be relied on to s
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from octavo.core.events import EventLog
 from octavo.core.limits import Limits
 from octavo.core.paged_kv_cache import PagedKVCache
 from octavo.core.scheduler import Scheduler
-from octavo.core.step import SampleRow, StepPlan, StepResult
+from octavo.core.step import SampledToken, SampleRow, StepPlan, StepResult, TokenLogprobs
 from octavo.engine.clock import MonotonicClock
 from octavo.engine.engine import Engine
 from octavo.llm.assemble import assemble
@@ -33,6 +34,7 @@ from octavo.server.app import create_app
 from octavo.server.lifecycle import web_config
 from octavo.server.settings import ServerSettings
 from octavo.testing.fake_runner import FakeRunner
+from octavo.units import TokenId
 
 Script = Callable[[int], str | Sequence[int]]
 """Returns the answer number i (from 0, in the order in which answers begin): a text, or token ids."""
@@ -62,7 +64,9 @@ class GatedRunner(FakeRunner):
             time.sleep(self.pause_s)
         if self.failure is not None:
             raise self.failure
-        return super().execute(plan)
+        result = super().execute(plan)
+        samples = [_scored(sample, row) for sample, row in zip(result.samples, plan.samples, strict=True)]
+        return replace(result, samples=tuple(samples))
 
     def _choose_scripted(self, row: SampleRow, _history: Sequence[int]) -> int:
         if row.request_id not in self._answers:
@@ -71,6 +75,15 @@ class GatedRunner(FakeRunner):
             self._answers[row.request_id] = (row.position, [*ids, self._eos])
         start, ids = self._answers[row.request_id]
         return ids[min(row.position - start, len(ids) - 1)]
+
+
+def _scored(sample: SampledToken, row: SampleRow) -> SampledToken:
+    """Score a token at -0.5, and the ids after it as impossible, as masks make them."""
+    if sample.logprobs is None or row.params.logprobs is None:
+        return sample
+    others = [(TokenId(sample.token_id + i), -math.inf) for i in range(1, row.params.logprobs)]
+    top = tuple([(sample.token_id, -0.5), *others][: row.params.logprobs])
+    return replace(sample, logprobs=TokenLogprobs(token_id=sample.token_id, logprob=-0.5, rank=1, top=top))
 
 
 class ScriptedLLM(AsyncLLM):

@@ -198,9 +198,9 @@ def draft_cohere2(fields: Fields) -> ShapeDraft:
 
 
 def draft_glm(fields: Fields) -> ShapeDraft:
-    """GLM 4 (2024): biases on q, k and v where the file says so."""
+    """GLM 4 (2024): biases on q, k and v unless the file says otherwise."""
     draft = ShapeDraft(fields)
-    return _gated(draft, windows=full_windows(draft), has_qkv_bias=fields.flag("attention_bias", default=False))
+    return _gated(draft, windows=full_windows(draft), has_qkv_bias=fields.flag("attention_bias", default=True))
 
 
 def draft_glm4(fields: Fields) -> ShapeDraft:
@@ -209,7 +209,7 @@ def draft_glm4(fields: Fields) -> ShapeDraft:
     return _gated(
         draft,
         windows=full_windows(draft),
-        has_qkv_bias=fields.flag("attention_bias", default=False),
+        has_qkv_bias=fields.flag("attention_bias", default=True),
         layer_norms=(*PRE_NORMS, "post_self_attn_layernorm", "post_mlp_layernorm"),
     )
 

@@ -174,7 +174,7 @@ def draft_granite_hybrid(fields: Fields) -> ShapeDraft:
             width = fields.whole("intermediate_size")
             add_experts(draft, layer, width, num_experts=num_experts, num_active=num_active_of(fields))
         add_gated_mlp(draft, layer, fields.whole("shared_intermediate_size"), name="shared_mlp")
-    return _finish(draft, PRE_NORMS, is_tied_by_default=True)
+    return _finish(draft, PRE_NORMS, is_tied_by_default=False)
 
 
 def _granite_mamba(draft: ShapeDraft) -> Mamba2:

@@ -40,8 +40,8 @@ def draft_mistral4(fields: Fields) -> ShapeDraft:
 
 
 def draft_minicpm3(fields: Fields) -> ShapeDraft:
-    """MiniCPM 3: latent attention in a dense model."""
-    return _latent_decoder(ShapeDraft(fields), has_correction=False)
+    """MiniCPM 3: latent attention in a dense model, with a tied head."""
+    return _latent_decoder(ShapeDraft(fields), has_correction=False, is_tied_by_default=True)
 
 
 def add_latent_attention(draft: ShapeDraft, layer: int, *, has_indexer: bool = False) -> Layer:
@@ -99,7 +99,9 @@ def index_key_bytes(width: int) -> int:
     return width + 4 * cdiv(width, _INDEX_SCALE_GROUP)
 
 
-def _latent_decoder(draft: ShapeDraft, *, has_correction: bool, has_indexer: bool = False) -> ShapeDraft:
+def _latent_decoder(
+    draft: ShapeDraft, *, has_correction: bool, has_indexer: bool = False, is_tied_by_default: bool = False
+) -> ShapeDraft:
     fields = draft.fields
     is_mixture = any(name in fields for name in ("n_routed_experts", "num_experts"))
     mlp = (
@@ -114,7 +116,7 @@ def _latent_decoder(draft: ShapeDraft, *, has_correction: bool, has_indexer: boo
         for name in PRE_NORMS:
             draft.norm(f"layers.*.{name}", draft.hidden_size, layer=layer)
     draft.norm("norm", draft.hidden_size)
-    draft.head(is_tied=fields.flag("tie_word_embeddings", default=False))
+    draft.head(is_tied=fields.flag("tie_word_embeddings", default=is_tied_by_default))
     return draft
 
 

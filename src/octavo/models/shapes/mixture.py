@@ -77,7 +77,6 @@ def draft_granite_moe(fields: Fields) -> ShapeDraft:
         mlp=all_experts(fields, "intermediate_size"),
         has_qkv_bias=has_bias,
         has_output_bias=has_bias,
-        is_tied_by_default=True,
     )
 
 
@@ -302,7 +301,6 @@ def _mixture(
     has_output_bias: bool = False,
     has_qk_norm: bool = False,
     is_norm_over_heads: bool = False,
-    is_tied_by_default: bool = False,
 ) -> ShapeDraft:
     head_dim, num_kv_heads = head_dim_of(draft), num_kv_heads_of(draft)
     widths: tuple[int, ...] = ()
@@ -321,5 +319,4 @@ def _mixture(
         ),
         mlp=mlp,
         layer_norms=PRE_NORMS,
-        is_tied_by_default=is_tied_by_default,
     )

@@ -1,0 +1,111 @@
+"""The page at `/`: its files, the live stream behind it, and the plan form.
+
+`Door` lets only `/` and `/static/` through without a key: the files are the same everywhere, what they show is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response, StreamingResponse
+
+from octavo.llm.async_llm import AsyncLLM
+from octavo.server.errors import ApiError
+from octavo.server.json_body import json_response
+from octavo.server.live_feed import LiveFeed
+from octavo.server.plan_form import PlanForm
+from octavo.server.security import Keys, read_keys
+from octavo.server.service import served_name
+from octavo.server.settings import ServerSettings
+
+_STATIC = files("octavo.server") / "static"
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+@cache
+def _static_files() -> Mapping[str, bytes]:
+    """Return the page's files by name, read once: no path of a request ever opens a file."""
+    return {each.name: each.read_bytes() for each in _STATIC.iterdir() if each.is_file()}
+
+
+def router(llm: AsyncLLM, settings: ServerSettings) -> APIRouter:
+    """Return the routes."""
+    routes = APIRouter(include_in_schema=False)
+    operator = Keys([settings.operator_key] if settings.operator_key else [])
+    has_tenants = len(read_keys(settings)) > 1
+    name = (*settings.served_model_name, served_name(llm.model_name))[0]
+    feed = LiveFeed(lambda: _snapshot(llm, name), lambda: _is_over(llm))
+    form = PlanForm(llm.model_name, shown_as=name)
+    planning = asyncio.Lock()
+
+    def check_operator(request: Request) -> None:
+        """Who sees the pool sees the ids and lengths of everybody's requests.
+
+        Raises:
+            ApiError: 401 or 403, this caller may not.
+        """
+        if operator.are_asked_for:
+            operator.check(request.headers)
+        elif has_tenants and not settings.enable_operator:
+            raise ApiError(
+                403,
+                "the live view shows the requests of all keys (hint: start the server with --operator-key KEY"
+                " or --enable-operator)",
+                code="operator-closed",
+            )
+
+    @routes.get("/")
+    async def page() -> Response:
+        return _file("index.html")
+
+    @routes.get("/static/{name}")
+    async def static(name: str) -> Response:
+        return _file(name)
+
+    @routes.get("/live")
+    async def live(request: Request) -> Response:
+        check_operator(request)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(feed.open(), media_type="text/event-stream", headers=headers)
+
+    @routes.get("/plan/form")
+    async def plan_form() -> Response:
+        return json_response(form.document())
+
+    @routes.get("/plan")
+    async def plan(request: Request) -> Response:
+        async with planning:  # a plan takes a third of a second of one core: one at a time
+            return json_response(await asyncio.to_thread(form.answer, dict(request.query_params)))
+
+    return routes
+
+
+def _file(name: str) -> Response:
+    content = _static_files().get(name)
+    if content is None:
+        raise ApiError(404, "there is no such file", code="not-found")
+    return Response(content, headers=_HEADERS, media_type=_KINDS[name[name.rindex(".") :]])
+
+
+def _is_over(llm: AsyncLLM) -> bool:
+    health = llm.health
+    return not health.is_alive or (health.is_draining and health.num_running + health.num_waiting == 0)
+
+
+async def _snapshot(llm: AsyncLLM, name: str) -> Mapping[str, Any]:
+    return {**await llm.look(), "model": name}

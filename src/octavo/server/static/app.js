@@ -1,0 +1,45 @@
+// The page: three tabs, and the live stream that the pool view is drawn from.
+
+import { $, setText } from "./format.js";
+import { followLive } from "./live.js";
+import { PlanView } from "./plan_view.js";
+import { Playground } from "./playground.js";
+import { PoolView } from "./pool_view.js";
+
+const VIEWS = ["pool", "playground", "plan"];
+const pool = new PoolView();
+const playground = new Playground();
+const plan = new PlanView();
+let latest = null;
+
+function openView(name) {
+  const shown = VIEWS.includes(name) ? name : "pool";
+  for (const each of VIEWS) {
+    $(`view-${each}`).hidden = each !== shown;
+    $(`tab-${each}`).setAttribute("aria-selected", String(each === shown));
+  }
+  if (shown === "pool" && latest) pool.show(latest);
+  if (shown === "playground") $("message").focus();
+  if (shown === "plan") plan.open(latest);
+}
+
+for (const name of VIEWS) $(`tab-${name}`).addEventListener("click", () => { location.hash = name; });
+window.addEventListener("hashchange", () => openView(location.hash.slice(1)));
+openView(location.hash.slice(1));
+
+followLive(
+  (live) => {
+    latest = live;
+    playground.model = live.model;
+    setText($("model"), live.model);
+    document.title = `${live.model} · octavo`;
+    if (!document.hidden && !$("view-pool").hidden) pool.show(live);
+  },
+  (state, words) => {
+    $("status").dataset.state = state;
+    setText($("status").lastElementChild, words);
+  },
+);
+
+// For measurements: how long each of the last redraws of the map took, in milliseconds.
+window.octavo = { frameTimes: () => [...pool.map.frameTimes] };

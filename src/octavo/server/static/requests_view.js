@@ -1,0 +1,121 @@
+// The table of unfinished requests, each with its block table drawn in the colours of the map.
+
+import { $, element, formatCount, formatSeconds, setText, plural } from "./format.js";
+import { colourOf } from "./pool_map.js";
+
+const MAX_ROWS = 200;
+const WAITING = {
+  seats: "waits for a seat",
+  tokens: "waits for token budget",
+  blocks: "waits for blocks",
+  prefix: "waits for a shared prefix",
+};
+
+export class RequestsView {
+  /** Args: map, whose colours are used; onMark, called with a request or null when one is pointed at. */
+  constructor(map, onMark) {
+    this.map = map;
+    this.onMark = onMark;
+    this.body = $("requests").tBodies[0];
+    this.rows = new Map();
+  }
+
+  show(live) {
+    const requests = live.requests.slice(0, MAX_ROWS);
+    const seen = new Set(requests.map((request) => request.id));
+    for (const [id, row] of this.rows) {
+      if (!seen.has(id)) {
+        row.node.remove();
+        this.rows.delete(id);
+      }
+    }
+    // One scale for all tables, so that they can be compared.
+    this.longest = Math.max(1, ...requests.map((request) => request.tables.flat().length));
+    requests.forEach((request, index) => {
+      const row = this.rows.get(request.id) ?? this.addRow(request.id);
+      if (this.body.rows[index] !== row.node) this.body.insertBefore(row.node, this.body.rows[index] ?? null);
+      this.fill(row, request, live.blocks);
+    });
+    const hidden = live.requests.length - requests.length;
+    $("requests").hidden = requests.length === 0;
+    $("requests-empty").hidden = requests.length > 0;
+    const running = live.requests.filter((request) => request.isRunning).length;
+    const counts = `${formatCount(running)} running, ${formatCount(live.requests.length - running)} waiting`;
+    setText($("requests-note"), requests.length ? counts + (hidden ? `; ${formatCount(hidden)} more` : "") : "");
+  }
+
+  addRow(id) {
+    const cells = {};
+    const node = element("tr");
+    for (const name of ["id", "state", "table", "prompt", "hits", "output", "preempted", "age"]) {
+      cells[name] = element("td", ["id", "state"].includes(name) ? name : name === "table" ? "wide" : "n");
+      node.append(cells[name]);
+    }
+    cells.state.className = "";
+    cells.state.append(element("span", "state"));
+    cells.table.append(element("canvas"));
+    setText(cells.id, shorten(id));
+    cells.id.title = id;
+    const row = { node, cells, request: null };
+    node.addEventListener("pointerenter", () => this.onMark(row.request));
+    node.addEventListener("pointerleave", () => this.onMark(null));
+    this.rows.set(id, row);
+    return row;
+  }
+
+  fill(row, request, blocks) {
+    row.request = request;
+    const { cells } = row;
+    const state = cells.state.firstChild;
+    state.className = request.isRunning ? "state" : "state waiting";
+    const waiting = request.num_preemptions ? "preempted, waits" : WAITING[request.wait_reason] ?? "waits";
+    setText(state, request.isRunning ? "running" : waiting);
+    setText(cells.prompt, formatCount(request.num_prompt_tokens));
+    setText(cells.hits, formatCount(request.num_hit_tokens));
+    setText(cells.output, formatCount(request.num_output_tokens));
+    setText(cells.preempted, request.num_preemptions ? formatCount(request.num_preemptions) : "");
+    setText(cells.age, formatSeconds(request.age_s));
+    this.drawTable(cells.table.firstChild, request, blocks);
+    cells.table.title = request.tables.length ? plural(request.tables.flat().filter(Boolean).length, "block") : "";
+  }
+
+  /** One cell a block while they fit, else several blocks a cell, drawn as the most shared of them. */
+  drawTable(canvas, request, blocks) {
+    const ratio = window.devicePixelRatio || 1;
+    const width = Math.round(canvas.clientWidth * ratio);
+    if (width === 0) return;
+    const height = Math.round(12 * ratio);
+    const ids = request.tables.flat();
+    const perCell = Math.max(1, Math.ceil(this.longest / Math.floor(width / (3 * ratio))));
+    const colours = [];
+    for (let first = 0; first < ids.length; first += perCell) {
+      let colour = 0;
+      for (const id of ids.slice(first, first + perCell)) {
+        if (id > 0) colour = Math.max(colour, colourOf(blocks.states[id - 1], blocks.holders[id - 1]));
+      }
+      colours.push(colour);
+    }
+    const picture = `${width} ${this.longest} ${this.map.palette[2]} ${colours.join("")}`;
+    if (canvas.picture === picture) return;
+    canvas.picture = picture;
+    if (canvas.width !== width || canvas.height !== height) {
+      canvas.width = width;
+      canvas.height = height;
+    }
+    const context = canvas.getContext("2d");
+    context.clearRect(0, 0, width, height);
+    const cell = Math.min(10 * ratio, width / Math.ceil(this.longest / perCell));
+    const gap = Math.max(1, Math.round(ratio));
+    colours.forEach((colour, index) => {
+      context.fillStyle = this.map.palette[colour];
+      const x = Math.round(index * cell);
+      context.fillRect(x, 0, Math.round((index + 1) * cell) - x - gap, height);
+    });
+  }
+}
+
+/** The beginning of an id, and which of its answers it is. */
+function shorten(id) {
+  const [name, answer] = id.split("/");
+  return (name.length > 20 ? `${name.slice(0, 18)}…` : name) + (answer ? `/${answer}` : "");
+}
