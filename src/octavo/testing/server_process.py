@@ -1,7 +1,7 @@
 """ServerProcess: a real `octavo serve` for tests, on a free port, stopped at the end.
 
-with ServerProcess(str(folder), "--threads", "1") as server:
-httpx.get(f"{server.url}/health")
+    with ServerProcess(str(folder), "--threads", "1") as server:
+        httpx.get(f"{server.url}/health")
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ServerProcess:
 
     def __enter__(self) -> ServerProcess:
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "HOME") if name in os.environ}
-        self._log = tempfile.TemporaryFile("w+", encoding="utf-8")
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
         self._process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "octavo", "serve", *self._args, "--port", "0", "--json"],
             env={**kept, **self._environ},
