@@ -29,12 +29,23 @@ OTHER_TOTALS = {
     "Qwen/Qwen3-Next-80B-A3B-Instruct": "with the layer that predicts further tokens",
     "tiiuae/falcon-7b": "with the tied head counted a second time",
 }
-# What serving loads of them is known as well, from the models' cards and files.
+# What serving loads of some of them is known as well, and of others in the catalogue, from cards and files.
 LOADED_TOTALS = {
     "deepseek-ai/DeepSeek-V3": 671_026_419_200,
     "deepseek-ai/DeepSeek-R1": 671_026_419_200,
     "moonshotai/Kimi-K2-Instruct": 1_026_408_232_448,
     "tiiuae/falcon-7b": 7_217_189_760 - 65_024 * 4_544,
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct": 1_711_376_384,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
+    "HuggingFaceTB/SmolLM3-3B": 3_075_098_624,
+    "Qwen/Qwen1.5-MoE-A2.7B": 14_315_784_192,
+    "allenai/OLMo-2-1124-7B": 7_298_617_344,
+    "allenai/OLMoE-1B-7B-0924": 6_919_161_856,
+    "bigcode/starcoder": 15_517_456_384,
+    "deepseek-ai/DeepSeek-Coder-V2-Instruct": 235_741_434_880,
+    "google/gemma-2b": 2_506_172_416,
+    "ibm-granite/granite-3.1-2b-instruct": 2_533_531_648,
+    "mistralai/Mistral-Large-Instruct-2407": 122_610_069_504,
 }
 # Layers of unlike sizes, or entries for several tokens: there is no one published figure.
 WITHOUT_ONE_RATE = ("deepseek-ai/DeepSeek-V4-Flash", "google/gemma-4-26B-A4B", "XiaomiMiMo/MiMo-V2-Flash")
