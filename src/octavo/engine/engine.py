@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from octavo.core.block import BlockKey
+from octavo.core.block_content import block_tokens
 from octavo.core.block_hash import root_key
 from octavo.core.content import TokenContent
 from octavo.core.events import Event, EventLog, FinishReason
@@ -138,6 +139,10 @@ class Engine:
     def snapshot(self) -> Snapshot:
         """Return who holds which block right now."""
         return self._scheduler.snapshot()
+
+    def block_tokens(self, block_id: int) -> Sequence[int]:
+        """Return the ids of the tokens whose keys and values lie in a block; see `octavo.core.block_content`."""
+        return block_tokens(self._scheduler.kv_cache, self._scheduler.requests, block_id)
 
     # ---- commands ----
 

@@ -49,7 +49,8 @@ def router(llm: AsyncLLM, settings: ServerSettings) -> APIRouter:
     operator = Keys([settings.operator_key] if settings.operator_key else [])
     has_tenants = len(read_keys(settings)) > 1
     name = (*settings.served_model_name, served_name(llm.model_name))[0]
-    feed = LiveFeed(lambda: _snapshot(llm, name), lambda: _is_over(llm))
+    shown = {"model": name, "shows_prompts": settings.show_prompts}
+    feed = LiveFeed(lambda: _snapshot(llm, shown), lambda: _is_over(llm))
     form = PlanForm(llm.model_name, shown_as=name)
     planning = asyncio.Lock()
 
@@ -83,6 +84,19 @@ def router(llm: AsyncLLM, settings: ServerSettings) -> APIRouter:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(feed.open(), media_type="text/event-stream", headers=headers)
 
+    @routes.get("/live/blocks/{block_id}")
+    async def block(request: Request, block_id: int) -> Response:
+        check_operator(request)
+        if not settings.show_prompts:
+            raise ApiError(
+                403, "texts are not shown (hint: start the server with --show-prompts)", code="prompts-hidden"
+            )
+        if not 0 < block_id <= llm.resolved.num_blocks:
+            raise ApiError(404, f"blocks are 1 to {llm.resolved.num_blocks:,}", code="not-found", param="block_id")
+        token_ids = await llm.call(lambda engine: engine.block_tokens(block_id))
+        text = llm.tokenizer.decode(token_ids, skip_special_tokens=False)
+        return json_response({"schema": "octavo.block/1", "num_tokens": len(token_ids), "text": text})
+
     @routes.get("/plan/form")
     async def plan_form() -> Response:
         return json_response(form.document())
@@ -107,5 +121,5 @@ def _is_over(llm: AsyncLLM) -> bool:
     return not health.is_alive or (health.is_draining and health.num_running + health.num_waiting == 0)
 
 
-async def _snapshot(llm: AsyncLLM, name: str) -> Mapping[str, Any]:
-    return {**await llm.look(), "model": name}
+async def _snapshot(llm: AsyncLLM, shown: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**await llm.look(), **shown}

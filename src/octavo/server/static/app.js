@@ -10,6 +10,7 @@ const VIEWS = ["pool", "playground", "plan"];
 const pool = new PoolView();
 const playground = new Playground();
 const plan = new PlanView();
+const updateTimes = [];
 let latest = null;
 
 function openView(name) {
@@ -33,7 +34,11 @@ followLive(
     playground.model = live.model;
     setText($("model"), live.model);
     document.title = `${live.model} · octavo`;
-    if (!document.hidden && !$("view-pool").hidden) pool.show(live);
+    if (document.hidden || $("view-pool").hidden) return;
+    const start = performance.now();
+    pool.show(live);
+    updateTimes.push(performance.now() - start);
+    if (updateTimes.length > 200) updateTimes.shift();
   },
   (state, words) => {
     $("status").dataset.state = state;
@@ -41,5 +46,5 @@ followLive(
   },
 );
 
-// For measurements: how long each of the last redraws of the map took, in milliseconds.
-window.octavo = { frameTimes: () => [...pool.map.frameTimes] };
+// For measurements, in milliseconds: the last redraws of the map, and what each snapshot took besides.
+window.octavo = { frameTimes: () => [...pool.map.frameTimes], updateTimes: () => [...updateTimes] };

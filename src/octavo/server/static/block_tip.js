@@ -1,7 +1,7 @@
 // What a block is, next to the pointer: who holds it, where in their text it lies, and how many share it.
 
 import { request } from "./connection.js";
-import { $, element, formatCount } from "./format.js";
+import { $, element, formatCount, shortenId } from "./format.js";
 import { STATE } from "./pool_map.js";
 
 const WORDS = ["free", "cached: held by nobody, found by the next request with the same prefix", "in use", "shared", "being copied"];
@@ -42,11 +42,15 @@ export class BlockTip {
     const word = state === STATE.shared ? `shared by ${formatCount(count)}` : WORDS[state];
     const lines = [element("p", "", element("b", "", `block ${formatCount(id)}`), ` · ${word}`)];
     const holders = this.holders(id);
-    for (const { owner, first, last } of holders.slice(0, MAX_HOLDERS)) {
-      lines.push(element("p", "", element("code", "", owner), ` tokens ${formatCount(first)}–${formatCount(last)}`));
+    const ranges = new Set(holders.map(({ range }) => range));
+    for (const { owner, range } of holders.slice(0, MAX_HOLDERS)) {
+      // Holders of a shared block hold it at the same place, as a rule: then it is said once.
+      const where = ranges.size > 1 ? [`tokens ${range} of `] : [];
+      lines.push(element("p", "", ...where, element("code", "", shortenId(owner))));
     }
+    if (ranges.size === 1) lines.splice(1, 0, element("p", "", `tokens ${holders[0].range} of`));
     if (holders.length > MAX_HOLDERS) lines.push(element("p", "", `and ${formatCount(holders.length - MAX_HOLDERS)} more`));
-    if (this.live.showsPrompts && state !== STATE.free) lines.push(...this.textOf(id));
+    if (this.live.shows_prompts && state !== STATE.free) lines.push(...this.textOf(id));
     return lines;
   }
 
@@ -58,7 +62,7 @@ export class BlockTip {
         const index = table.indexOf(id);
         if (index < 0) continue;
         const end = Math.max(index * size + 1, Math.min((index + 1) * size, one.num_computed_tokens));
-        found.push({ owner: one.id, first: index * size, last: end - 1 });
+        found.push({ owner: one.id, range: `${formatCount(index * size)}–${formatCount(end - 1)}` });
       }
     }
     return found;

@@ -52,6 +52,12 @@ export function plural(number, word) {
   return `${formatCount(number)} ${word}${number === 1 ? "" : "s"}`;
 }
 
+/** The beginning of a request's id, and which of its answers it is. */
+export function shortenId(id) {
+  const [name, answer] = id.split("/");
+  return (name.length > 20 ? `${name.slice(0, 18)}…` : name) + (answer ? `/${answer}` : "");
+}
+
 /** Text in which `words between backticks` become code. */
 export function withCode(text) {
   return text.split("`").map((part, index) => (index % 2 ? element("code", "", part) : part));

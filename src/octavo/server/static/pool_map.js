@@ -48,7 +48,7 @@ export class PoolMap {
     if (count === 0 || width === 0) return;
     this.ratio = window.devicePixelRatio || 1;
     const pixels = Math.floor(width * this.ratio);
-    const maxHeight = (width < 560 ? 380 : 430) * this.ratio;
+    const maxHeight = (width < 560 ? 420 : 500) * this.ratio;
     // The largest whole number of device pixels with which all rows fit.
     let cell = Math.max(1, Math.min(Math.floor(MAX_CELL * this.ratio), Math.floor(pixels / 8)));
     while (cell > 1 && Math.ceil(count / Math.floor(pixels / cell)) * cell > maxHeight) cell -= 1;

@@ -1,6 +1,6 @@
 // The table of unfinished requests, each with its block table drawn in the colours of the map.
 
-import { $, element, formatCount, formatSeconds, setText, plural } from "./format.js";
+import { $, element, formatCount, formatSeconds, plural, setText, shortenId } from "./format.js";
 import { colourOf } from "./pool_map.js";
 
 const MAX_ROWS = 200;
@@ -54,7 +54,7 @@ export class RequestsView {
     cells.state.className = "";
     cells.state.append(element("span", "state"));
     cells.table.append(element("canvas"));
-    setText(cells.id, shorten(id));
+    setText(cells.id, shortenId(id));
     cells.id.title = id;
     const row = { node, cells, request: null };
     node.addEventListener("pointerenter", () => this.onMark(row.request));
@@ -112,10 +112,4 @@ export class RequestsView {
       context.fillRect(x, 0, Math.round((index + 1) * cell) - x - gap, height);
     });
   }
-}
-
-/** The beginning of an id, and which of its answers it is. */
-function shorten(id) {
-  const [name, answer] = id.split("/");
-  return (name.length > 20 ? `${name.slice(0, 18)}…` : name) + (answer ? `/${answer}` : "");
 }
