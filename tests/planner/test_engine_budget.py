@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from octavo.errors import InvalidParameterError
 from octavo.models.catalogue import find_model
 from octavo.models.shape import ModelShape
 from octavo.models.shape_config import shape_from_hf
@@ -21,10 +22,14 @@ from octavo.planner.engine_rules import engine_budget
 from octavo.planner.estimate import around, exact
 from octavo.planner.forward_shape import ForwardShape, forward_shape
 from octavo.planner.loaded_weights import loaded_weights
+from octavo.planner.weight_arithmetic import rank_weights
 from octavo.units import GIB
 
 DATA = Path(__file__).parents[1] / "data" / "engine_budget"
 HALF_A_HUNDREDTH = 0.005 * GIB  # logs print two digits
+
+# How a checkpoint is packed, as our own words have it; `auto` is what the model's own configuration says.
+SCHEMES = {"16-bit": "auto", "mxfp4": "auto", "fp8": "fp8", "w8a8": "w8a8", "w4a16": "w4a16", "moe_wna16": "awq"}
 
 DENSE = ForwardShape(vocab_size=128_256, hidden_size=4096, num_layers=32, mlp_width=14_336)
 SETTINGS = EngineSettings(max_model_len=8192)
@@ -47,15 +52,16 @@ class Run:
     def budget(self) -> EngineBudget:
         """What the rules say, from the model's configuration and the settings."""
         shape = shape_of(self.model)
-        is_counted = self.weights_as == "16-bit"
+        weights = rank_weights(
+            shape,
+            weight_dtype=SCHEMES[self.weights_as],
+            tensor_parallel_size=self.tensor_parallel_size,
+            is_padded=True,
+        )
         return engine_budget(
             "vllm",
-            forward=forward_shape(shape) if self.weights_as != "mxfp4" else without_buffers(forward_shape(shape)),
-            weights=exact(
-                rank_bytes(shape, self.tensor_parallel_size) if is_counted else int(self.weights_gib * GIB),
-                source="config" if is_counted else "log",
-            ),
-            weights_from="config" if is_counted else "log",
+            forward=forward_shape(shape),
+            weights=exact(weights.num_bytes, source="config"),
             visible=around(self.device_gib * GIB, below=HALF_A_HUNDREDTH, above=HALF_A_HUNDREDTH, source="log"),
             version=self.version,
             settings=EngineSettings(
@@ -81,11 +87,6 @@ def without_buffers(forward: ForwardShape) -> ForwardShape:
 def shape_of(name: str) -> ModelShape:
     found = find_model(name)
     return shape_from_hf(found.config, where=found.name, name=found.name)
-
-
-def rank_bytes(shape: ModelShape, ranks: int) -> int:
-    """Count 16-bit weights of one device: what cannot be divided is held whole."""
-    return sum(2 * each.num_elements // min(ranks, each.num_shards) for each in shape.tensors)
 
 
 RUNS = [Run(row) for row in json.loads((DATA / "vllm_runs.json").read_text(encoding="utf-8"))]
