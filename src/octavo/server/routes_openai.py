@@ -110,6 +110,7 @@ async def _answer(
 ) -> Response:
     """Start a call's requests and answer it, whole or as a stream."""
     request.state.request_id = request.state.client_id or call.messages[0].request_id
+    service.ids.note(request.state.client_id, call.messages[0].request_id)
     answers = await while_connected(request, _start(service, call, structured_by=structured_by))
     if is_stream:
         return EventStream(call.chunks(answers), keep_alive_s=service.settings.keep_alive)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -16,11 +18,36 @@ def router(service: Service) -> APIRouter:
     """Return the routes."""
     routes = APIRouter(tags=["Operator"], responses=ERRORS)
 
-    @routes.post("/kv/reset")
+    @routes.get("/kv", response_model=dict[str, Any])
+    async def pool() -> Response:
+        """Show the pool, who holds what, and the last minute: `octavo.kv/1`."""
+        return json_response(await service.llm.look())
+
+    @routes.post("/kv/reset", response_model=dict[str, Any])
     async def reset() -> Response:
         """Forget all cached blocks; refused while requests hold any."""
         if not await service.llm.call(Engine.reset_prefix_cache):
             raise ApiError(409, "requests hold blocks of the cache (hint: try again when none runs)", code="kv-in-use")
         return json_response({"schema": "octavo.kv-reset/1", "is_reset": True})
 
+    @routes.get("/requests/{request_id:path}", response_model=dict[str, Any])
+    async def explain(request_id: str) -> Response:
+        """Say why a request took what it did: `octavo.explain/1`. By its id, or by the X-Request-Id it came with."""
+        found = service.llm.explain(request_id) or service.llm.explain(service.ids.find(request_id))
+        if found is None:
+            raise ApiError(404, "there is no such request, or it is long over", code="not-found", param="request_id")
+        document = found.as_dict(shows_tokens=service.settings.show_prompts)
+        if service.settings.show_prompts and document["near_miss"] is not None:
+            document["near_miss"] |= _texts(service, document["near_miss"])
+        return json_response(document)
+
     return routes
+
+
+def _texts(service: Service, near_miss: dict[str, Any]) -> dict[str, str]:
+    """Return the two tokens at which a prompt and the nearest cached one part, as text."""
+    decode = service.llm.tokenizer.decode
+    return {
+        "text": decode([near_miss["token_id"]], skip_special_tokens=False),
+        "cached_text": decode([near_miss["cached_token_id"]], skip_special_tokens=False),
+    }

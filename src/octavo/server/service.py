@@ -14,6 +14,7 @@ from octavo.llm.async_llm import AsyncLLM
 from octavo.llm.prompts import TokenizedPrompt, tokenize
 from octavo.server.errors import ApiError, renamed
 from octavo.server.protocol_chat import ChatMessage, Tool
+from octavo.server.request_ids import ClientIds
 from octavo.server.settings import ServerSettings
 from octavo.server.text_pool import TextPool
 from octavo.server.tool_parsers.describe import describe_tools
@@ -36,6 +37,7 @@ class Service:
         self.settings = settings
         self.names = settings.served_model_name or (served_name(llm.model_name),)
         self.text = TextPool()
+        self.ids = ClientIds()
         self.fingerprint = _fingerprint(llm)
         form = settings.tool_call_parser
         self.tool_format = detect_tool_format(llm.tokenizer.chat_template) if form == "auto" else form

@@ -61,7 +61,7 @@ class ServerProcess:
         try:
             if self._waits:
                 self.document = json.loads(self._first_line(lines))
-                assert "url" in self.document, self.log
+                assert "url" in self.document, self.document
                 self.url = self.document["url"]
             else:
                 self.url = self.wait_for(lambda: self._listening())
