@@ -1,7 +1,7 @@
 """Calibration: how far the rules for an engine were off one real start, and a budget corrected by it.
 
-A log tells what weights, activations and the rest took. What holds for other settings too is kept: activations scale
-with the settings, so their *ratio* to the rule is; the overhead does not, so its *distance* is.
+A log tells what weights, activations and the rest took. What holds for other settings too is kept: weights and
+activations scale with the settings, so their *ratio* to the rule is; the overhead does not, so its *distance* is.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Literal
 
 from octavo.errors import InvalidParameterError
 from octavo.planner.devices import Device
-from octavo.planner.engine_budget import EngineBudget, EngineSettings
+from octavo.planner.engine_budget import EngineBudget, EngineSettings, WeightsFrom
 from octavo.planner.engine_rules import engine_budget
 from octavo.planner.estimate import Estimate, around, exact, remainder
 from octavo.planner.forward_shape import ForwardShape
+from octavo.planner.loaded_weights import loaded_weights
 from octavo.planner.start_log import StartLog
 from octavo.units import GIB
 
@@ -22,7 +23,7 @@ TermName = Literal["weights", "activation", "overhead", "activation and overhead
 
 _ROUNDING_BYTES = int(0.005 * GIB)
 # A second start of the same release was seen to differ by so much: other neighbours on the device, other drivers.
-_AGAIN_SHARE, _AGAIN_BYTES = 0.02, int(0.02 * GIB)
+_AGAIN_SHARE, _WEIGHTS_AGAIN_SHARE, _AGAIN_BYTES = 0.02, 0.003, int(0.02 * GIB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +57,14 @@ class Calibration:
     Args:
         rule_budget: The rules' budget for the settings of the log.
         terms: Those that the log states.
+        weight_ratio: Weights as loaded over the rule's; 1 where the log does not tell.
         activation_ratio: Real activation peak over the rule's; 1 where the log does not tell it apart.
         overhead_bytes: Real overhead less the rule's.
     """
 
     rule_budget: EngineBudget
     terms: tuple[TermDifference, ...]
+    weight_ratio: float
     activation_ratio: float
     overhead_bytes: int
     source: str
@@ -70,7 +73,11 @@ class Calibration:
         """Return a budget of the same engine and release, for any settings, corrected by the log."""
         states_overhead = any("overhead" in each.term for each in self.terms)
         states_activation = any("activation" in each.term for each in self.terms)
-        activation, overhead, graphs = budget.activation, budget.overhead, budget.graphs
+        weights, activation, overhead, graphs = budget.weights, budget.activation, budget.overhead, budget.graphs
+        if any(each.term == "weights" for each in self.terms):
+            weights = _again(
+                weights.value_bytes * self.weight_ratio, source=self.source, doubt_share=_WEIGHTS_AGAIN_SHARE
+            )
         if states_activation:
             activation = _again(activation.value_bytes * self.activation_ratio, source=self.source)
         if states_overhead:
@@ -78,9 +85,10 @@ class Calibration:
         logged_graphs = [each.logged_bytes for each in self.terms if each.term == "CUDA graphs"]
         if logged_graphs and graphs.value_bytes > 0:
             graphs = _again(logged_graphs[0], source=self.source)
-        counted = (budget.weights, activation, overhead, *((graphs,) if budget.graphs_inside else ()))
+        counted = (weights, activation, overhead, *((graphs,) if budget.graphs_inside else ()))
         return replace(
             budget,
+            weights=weights,
             activation=activation,
             overhead=overhead,
             graphs=graphs,
@@ -95,6 +103,7 @@ def calibrate(
     weights: Estimate,
     settings: EngineSettings,
     device: Device | None = None,
+    weights_from: WeightsFrom = "config",
 ) -> Calibration:
     """Compare a start with the rules for its release.
 
@@ -102,6 +111,7 @@ def calibrate(
         forward, weights: Of the model that was started; `weights` is one device's share.
         settings: For what the log does not state; what it states wins.
         device: Likewise, for the memory.
+        weights_from: Where `weights` were counted.
 
     Raises:
         InvalidParameterError: an engine without rules, or a log that lacks what is to be compared.
@@ -133,8 +143,9 @@ def calibrate(
         device=device,
         visible=visible,
         version=log.version,
-        weights_from="config" if log.weight_bytes is None else "log",
+        weights_from=weights_from if log.weight_bytes is None else "log",
     )
+    weights = loaded_weights(weights, forward, weights_from=weights_from)
     terms = _differences(log, rule, weights)
     by_name = {each.term: each for each in terms}
     activation = by_name.get("activation")
@@ -149,6 +160,7 @@ def calibrate(
     return Calibration(
         rule_budget=replace(rule, weights=weights),
         terms=terms,
+        weight_ratio=1.0 if log.weight_bytes is None else log.weight_bytes / weights.value_bytes,
         activation_ratio=1.0
         if activation is None or not rule.activation.value_bytes
         else activation.logged_bytes / rule.activation.value_bytes,
@@ -214,7 +226,7 @@ def _sum(first: Estimate, second: Estimate) -> Estimate:
     )
 
 
-def _again(num_bytes: float, *, source: str) -> Estimate:
+def _again(num_bytes: float, *, source: str, doubt_share: float = _AGAIN_SHARE) -> Estimate:
     """Return an estimate of what a second start will take, given the first."""
-    doubt = _AGAIN_SHARE * abs(num_bytes) + _AGAIN_BYTES
+    doubt = doubt_share * abs(num_bytes) + _AGAIN_BYTES
     return around(num_bytes, below=doubt, above=doubt, source=source)

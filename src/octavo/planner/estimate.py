@@ -64,5 +64,5 @@ def share(whole: Estimate, ratio: float) -> Estimate:
         low_bytes=int(whole.low_bytes * ratio),
         value_bytes=int(whole.value_bytes * ratio),
         high_bytes=int(whole.high_bytes * ratio),
-        source=f"{ratio:g} of {whole.source}",
+        source=f"{whole.source}; {ratio:g} of it",
     )
