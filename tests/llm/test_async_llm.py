@@ -265,11 +265,15 @@ async def test_a_hundred_clients_that_leave_in_mid_stream_end_within_a_step(leav
 @on_a_loop
 async def test_a_generator_that_is_left_ends_its_request() -> None:
     async with AsyncRig() as rig:
+        rig.runner.hold()
         never_begun = rig.llm.generate(message("never begun"))
         await never_begun.aclose()
         begun = rig.llm.generate(message("begun", max_tokens=200))
+        rig.runner.release(1)
         await anext(begun)
+        await rig.runner.reached()
         await begun.aclose()
+        rig.runner.release()
         await rig.at_rest()
 
         assert rig.reasons() == {"abort": 1}, "what was never begun was never sent"
@@ -296,11 +300,13 @@ async def test_a_call_that_is_cancelled_before_the_engine_has_taken_it_leaves_no
 @on_a_loop
 async def test_a_stream_that_is_forgotten_ends_its_request() -> None:
     async with AsyncRig() as rig:
+        rig.runner.hold()
         stream = await rig.llm.submit(message("forgotten", max_tokens=200))
-        await anext(stream)
+        await rig.runner.reached()
         del stream
         gc.collect()
         await asyncio.sleep(0)
+        rig.runner.release()
         await rig.at_rest()
 
         assert rig.reasons() == {"abort": 1}
@@ -318,6 +324,7 @@ async def test_a_closed_loop_takes_its_requests_along() -> None:
         rig.runner.release(2)
         loop = asyncio.new_event_loop()
         stream = await asyncio.to_thread(loop.run_until_complete, begin())
+        await rig.runner.reached()
         loop.close()
         rig.runner.release()
         await until(lambda: rig.llm.health.num_running + rig.llm.health.num_waiting == 0)
@@ -330,12 +337,14 @@ async def test_a_closed_loop_takes_its_requests_along() -> None:
 @on_a_loop
 async def test_abort_from_any_thread_gives_the_reader_an_end() -> None:
     async with AsyncRig() as rig:
+        rig.runner.hold()
         stream = await rig.llm.submit(message("a", n=2, max_tokens=200))
-        await anext(stream)
+        await rig.runner.reached()
         thread = threading.Thread(target=rig.llm.abort, args=("a",))
         thread.start()
-        deltas = await read(stream)
         thread.join()
+        rig.runner.release()
+        deltas = await read(stream)
         rig.llm.abort("a")
         rig.llm.abort("never seen")
         await rig.at_rest()
@@ -346,14 +355,17 @@ async def test_abort_from_any_thread_gives_the_reader_an_end() -> None:
 @on_a_loop
 async def test_an_old_stream_cannot_end_the_new_request_of_its_id() -> None:
     async with AsyncRig() as rig:
+        rig.runner.hold()
         old = await rig.llm.submit(message("same", max_tokens=200))
+        await rig.runner.reached()
         rig.llm.abort("same")
-        await rig.llm.call(lambda _engine: None)
         new = asyncio.create_task(rig.answer(message("same", [4, 5])))
         await asyncio.sleep(0)
         old.close()
+        rig.runner.release()
 
         assert await new == rig.alone(message("same", [4, 5]))
+        assert rig.reasons() == {"abort": 1, "length": 1}
 
 
 # ---- refusals ----
@@ -362,15 +374,17 @@ async def test_an_old_stream_cannot_end_the_new_request_of_its_id() -> None:
 @on_a_loop
 async def test_what_cannot_be_taken_is_refused_before_the_first_delta() -> None:
     async with AsyncRig(CoreSetup(max_model_len=50)) as rig:
+        rig.runner.hold()
         first = await rig.llm.submit(message("a", max_tokens=40))
         with pytest.raises(InvalidParameterError, match="in use"):
-            await rig.answer(message("a", [9]))
+            await rig.submit_in_a_step([message("a", [9])])
         with pytest.raises(RequestTooLongError):
-            await rig.answer(message("long", 60))
+            await rig.submit_in_a_step([message("long", 60)])
         with pytest.raises(InvalidParameterError, match="not a token id"):
-            await rig.answer(message("bad", [1000]))
+            await rig.submit_in_a_step([message("bad", [1000])])
         with pytest.raises(InvalidParameterError, match="prompt"):
-            await rig.answer(message("empty", []))
+            await rig.submit_in_a_step([message("empty", [])])
+        rig.runner.release()
 
         tokens = [token for delta in await read(first) for token in delta.token_ids]
         assert tokens == rig.alone(message("a", max_tokens=40))[0][0], "a request was harmed by one with its id"
@@ -381,11 +395,13 @@ async def test_what_cannot_be_taken_is_refused_before_the_first_delta() -> None:
 @on_a_loop
 async def test_a_message_that_breaks_the_engines_own_code_ends_alone() -> None:
     async with AsyncRig() as rig:
-        good = asyncio.create_task(rig.answer(message("good", max_tokens=30)))
+        rig.runner.hold()
+        good = await rig.llm.submit(message("good", max_tokens=30))
         with pytest.raises(TypeError):
-            await rig.answer(message("bad", ["not", "ids"]))  # type: ignore[list-item]
+            await rig.submit_in_a_step([message("bad", ["not", "ids"])])  # type: ignore[list-item]
+        rig.runner.release()
 
-        assert await good == rig.alone(message("good", max_tokens=30))
+        assert len([delta for delta in await read(good) if delta.finish_reason == "length"]) == 1
         assert rig.llm.health.is_alive
         await rig.at_rest()
 
@@ -532,8 +548,11 @@ async def test_a_failure_outside_a_step_is_fatal_and_leaves_nobody_waiting() -> 
 async def test_books_that_are_out_of_order_are_fatal_at_once() -> None:
     """A result that does not belong to the plan: the scheduler cannot take it in."""
     async with AsyncRig() as rig:
+        rig.runner.hold()
         stream = await rig.llm.submit(message("a"))
+        await rig.runner.reached()
         rig.scheduler.commit = lambda plan, result: 1 / 0  # type: ignore[method-assign, assignment]
+        rig.runner.release()
 
         with pytest.raises(EngineStoppedError):
             await read(stream)

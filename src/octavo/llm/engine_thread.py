@@ -170,8 +170,6 @@ class EngineThread:
         def run() -> None:
             if not future.set_running_or_notify_cancel():
                 return
-            # Whoever looks in finds the ends of what was aborted before counted and told.
-            self._deliver(self._engine.collect())
             try:
                 result = function(self._engine)
             except BaseException as error:  # noqa: BLE001 - it belongs to the caller
@@ -275,11 +273,9 @@ class EngineThread:
         for _ in range(self._wait_for_work()):
             # One at a time: what follows a command that fails is still there to be dropped properly.
             self._inbox.popleft().run()
-        self._deliver(self._engine.collect())
         if self._is_stopping:
             for queue in list(self._queues.values()):
                 self._abort(queue)
-            self._deliver(self._engine.collect())
             self._close(_stopped())
             return False
         if self._engine.has_unfinished:
@@ -308,6 +304,7 @@ class EngineThread:
             self._fail(queue, error)
             if queue.request_id not in self._queues:
                 self._engine.abort(queue.request_id)
+                self._deliver(self._engine.collect())
         else:
             self._queues[queue.request_id] = queue
             queue.accept()
@@ -317,6 +314,8 @@ class EngineThread:
         """End a request, unless its id belongs to another one by now."""
         if self._queues.get(queue.request_id) is queue:
             self._engine.abort(queue.request_id)
+            # At once: the next command may give the id to another request, and these ends with it.
+            self._deliver(self._engine.collect())
 
     def _deliver(self, deltas: Sequence[OutputDelta]) -> None:
         num_ended = 0

@@ -164,6 +164,7 @@ class AsyncRig:
 
     async def submit_in_a_step(self, messages: Sequence[EngineRequest]) -> list[AnswerStream]:
         """Submit while a step is held, let it end, and return once the next one is held."""
+        await self.runner.reached()
         num_before = self.llm.health.num_running + self.llm.health.num_waiting
         tasks = [asyncio.create_task(self.llm.submit(one)) for one in messages]
         num_answers = sum(one.params.n for one in messages)
