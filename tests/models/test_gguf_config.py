@@ -103,7 +103,6 @@ def test_factor_without_a_kind_means_linear_scaling(header):
     ("fields", "message"),
     [
         ({"general__architecture": "gemma"}, "general.architecture is 'gemma'"),
-        ({"llama__expert_count": 8}, "llama.expert_count is 8"),
         ({"llama__attention__causal": False}, "llama.attention.causal is False"),
         ({"llama__attention__scale": 0.5}, "llama.attention.scale is 0.5"),
         ({"llama__attention__value_length": 8}, "llama.attention.value_length is 8"),

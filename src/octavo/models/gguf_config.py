@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.models.fields import Fields, shortest_float32
+from octavo.models.gguf_families import GGUF_FAMILIES, GgufFamily
 from octavo.models.gguf_file import GgufHeader
 from octavo.models.header_reader import open_model_file, read_into
 from octavo.models.names import gguf_name
@@ -20,10 +22,7 @@ from octavo.models.spec import ModelSpec
 from octavo.models.spec_checks import check_num_layers, complete_spec, derive_head_dim
 from octavo.models.tensor_entry import TensorEntry
 
-INTERLEAVED_ARCHITECTURES = frozenset({"llama"})
-"""Architectures whose files keep rows of q and k in the order of interleaved rotary pairs."""
 ROPE_FREQS = "rope_freqs.weight"
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 # Fields that change the arithmetic, with the value that means "off".
 _NEUTRAL: dict[str, float] = {
@@ -49,13 +48,14 @@ def spec_from_gguf(header: GgufHeader) -> ModelSpec:
     where = str(header.path)
     general = Fields(header.metadata, where)
     architecture = general.text("general.architecture")
-    if architecture not in _ARCHITECTURES:
+    if architecture not in GGUF_FAMILIES:
         raise UnsupportedModelError(
             f"{general.describe('general.architecture')}, which is not implemented",
-            because=f"the known ones are {', '.join(_ARCHITECTURES)}",
+            because=f"the known ones are {', '.join(GGUF_FAMILIES)}",
         )
+    family = GGUF_FAMILIES[architecture]
     fields = _of_architecture(header, architecture)
-    _refuse_other_arithmetic(fields)
+    _refuse_other_arithmetic(fields, family)
     num_layers = check_num_layers(fields.whole("block_count"), where=where)
     hidden_size = fields.whole("embedding_length")
     num_heads = _same_for_all_layers(fields, "attention.head_count", num_layers)
@@ -67,7 +67,7 @@ def spec_from_gguf(header: GgufHeader) -> ModelSpec:
     eos += general.token_ids("tokenizer.ggml.eom_token_id", vocab_size)
     spec = ModelSpec(
         name=general.text("general.name", header.path.stem),
-        architecture=architecture,
+        architecture=family.name,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=_same_for_all_layers(fields, "feed_forward_length", num_layers),
@@ -76,7 +76,7 @@ def spec_from_gguf(header: GgufHeader) -> ModelSpec:
         num_kv_heads=_same_for_all_layers(fields, "attention.head_count_kv", num_layers, default=num_heads),
         head_dim=head_dim,
         max_position=max_position,
-        norm_eps=fields.positive("attention.layer_norm_rms_epsilon"),
+        norm_eps=fields.positive(family.eps_field),
         rope=rope_from_gguf(
             fields,
             head_dim=head_dim,
@@ -84,16 +84,12 @@ def spec_from_gguf(header: GgufHeader) -> ModelSpec:
             freq_factors=_read_freq_factors(header.tensors, head_dim),
         ),
         tie_embeddings=gguf_name("lm_head") not in header.tensors,
-        qkv_bias=gguf_name("layers.0.q_bias") in header.tensors,
-        output_bias=gguf_name("layers.0.o_bias") in header.tensors,
-        mlp_bias=gguf_name("layers.0.gate_bias") in header.tensors,
-        qk_norm=gguf_name("layers.0.q_norm") in header.tensors,
         bos_token_id=next(iter(general.token_ids("tokenizer.ggml.bos_token_id", vocab_size)), None),
         eos_token_ids=tuple(dict.fromkeys(eos)),
     )
+    spec = replace(spec, **family.parts(fields, spec, header.tensors))
     _check_family(spec, header.path)
-    window = fields.whole("attention.sliding_window", minimum=0) if "attention.sliding_window" in fields else 0
-    return complete_spec(spec, windows=(window or None,) * num_layers, where=where)
+    return complete_spec(spec, windows=family.windows(fields, num_layers), where=where)
 
 
 def _of_architecture(header: GgufHeader, architecture: str) -> Fields:
@@ -107,9 +103,9 @@ def _of_architecture(header: GgufHeader, architecture: str) -> Fields:
     return Fields(values, str(header.path), parent=prefix)
 
 
-def _refuse_other_arithmetic(fields: Fields) -> None:
+def _refuse_other_arithmetic(fields: Fields, family: GgufFamily) -> None:
     for name, neutral in _NEUTRAL.items():
-        if fields.number(name, neutral) != neutral:
+        if name not in family.reads and fields.number(name, neutral) != neutral:
             raise UnsupportedModelError(f"{fields.describe(name)}, which is not implemented")
     if not fields.flag("attention.causal", default=True):
         raise UnsupportedModelError(f"{fields.describe('attention.causal')}; only causal attention is implemented")
@@ -153,12 +149,13 @@ def _vocab_size(header: GgufHeader, fields: Fields) -> int:
 
 
 def _check_family(spec: ModelSpec, path: Path) -> None:
-    """Qwen2 always has biases on q, k, v; Qwen3 always has norms on q and k; others never have those norms."""
+    """Qwen2 always has biases on q, k, v; some families always have norms on q and k, and the others never."""
     if spec.architecture == "qwen2" and not spec.qkv_bias:
         raise ModelFileError(f"{path}: tensor {gguf_name('layers.0.q_bias')!r} is missing")
-    if spec.architecture == "qwen3" and not spec.qk_norm:
+    has_qk_norm = spec.architecture in ("qwen3", "qwen3_moe", "olmo2", "gemma3")
+    if has_qk_norm and not spec.qk_norm:
         raise ModelFileError(f"{path}: tensor {gguf_name('layers.0.q_norm')!r} is missing")
-    if spec.architecture != "qwen3" and spec.qk_norm:
+    if not has_qk_norm and spec.qk_norm:
         raise UnsupportedModelError(
             f"{path}: tensor {gguf_name('layers.0.q_norm')!r} is not part of a {spec.architecture} model"
         )

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from octavo.errors import ModelFileError
-from octavo.models.gguf_config import INTERLEAVED_ARCHITECTURES
 from octavo.models.names import canonical_names, gguf_name, hf_spelling, tensor_shapes
 from octavo.models.spec import ModelSpec
 from octavo.models.tensor_entry import TensorEntry
@@ -23,6 +22,8 @@ _HF_HARMLESS = re.compile(r"(model\.layers\.\d+\.self_attn|model)\.rotary_emb\.i
 _GPT2_HARMLESS = re.compile(r"transformer\.h\.\d+\.attn\.(masked_)?bias")
 _GPT2_FAMILY = ("gpt2", "gpt_bigcode")
 _GGUF_HARMLESS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?")
+_INTERLEAVED = ("llama", "mixtral")
+"""Families whose GGUF files keep rows of q and k in the order of interleaved rotary pairs."""
 _NORMS_LESS_ONE = ("gemma2", "gemma3")
 """Families whose safetensors files keep norm weights less 1; GGUF files keep them whole."""
 _NUM_NAMED = 3
@@ -60,7 +61,7 @@ def match_gguf_tensors(spec: ModelSpec, found: Mapping[str, TensorEntry], where:
     if spec.mixture is not None:
         found = _unstacked(found)
     tensors = _match(spec, found, gguf_name, _GGUF_HARMLESS, where)
-    if spec.architecture not in INTERLEAVED_ARCHITECTURES:
+    if spec.architecture not in _INTERLEAVED:
         return tensors
     num_heads = {"q": spec.num_heads, "k": spec.num_kv_heads}
     return {

@@ -82,7 +82,13 @@ class _StoredKV:
     """Digests what the cache holds of each answer when it ends: its last plan says where."""
 
     def __init__(self, spec: ModelSpec, runner: KVReadingRunner) -> None:
-        self._layers = [(layer, index) for index, group in enumerate(spec.kv_groups) for layer in group.layers]
+        # What of a windowed group is kept depends on the chunks; its effect is in the answers.
+        self._layers = [
+            (layer, index)
+            for index, group in enumerate(spec.kv_groups)
+            for layer in group.layers
+            if group.window is None
+        ]
         self._runner = runner
         self._places: dict[str, tuple[int, list[list[int]]]] = {}
 
