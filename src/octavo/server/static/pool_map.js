@@ -2,7 +2,8 @@
 // block, enlarged without smoothing; it is drawn again only when a block or the room for it has changed.
 
 export const STATE = { free: 0, cached: 1, used: 2, shared: 3, pinned: 4 };
-const MAX_CELL = 30;
+const MAX_CELL = 26;
+const TALL_CELL = 4; // smaller ones get a taller map
 const MAX_ROUNDED_CELLS = 6000;
 
 export class PoolMap {
@@ -48,10 +49,10 @@ export class PoolMap {
     if (count === 0 || width === 0) return;
     this.ratio = window.devicePixelRatio || 1;
     const pixels = Math.floor(width * this.ratio);
-    const maxHeight = (width < 560 ? 420 : 500) * this.ratio;
     // The largest whole number of device pixels with which all rows fit.
     let cell = Math.max(1, Math.min(Math.floor(MAX_CELL * this.ratio), Math.floor(pixels / 8)));
-    while (cell > 1 && Math.ceil(count / Math.floor(pixels / cell)) * cell > maxHeight) cell -= 1;
+    const height = () => Math.ceil(count / Math.floor(pixels / cell)) * cell;
+    while (cell > 1 && height() > (cell > TALL_CELL * this.ratio ? 350 : 500) * this.ratio) cell -= 1;
     this.cell = cell;
     this.columns = Math.floor(pixels / cell);
     this.rows = Math.ceil(count / this.columns);
