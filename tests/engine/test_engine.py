@@ -359,3 +359,61 @@ def _raise_once() -> Callable[[object], None]:
             raise error
 
     return listener
+
+
+def test_an_answer_that_cannot_be_spelled_ends_alone() -> None:
+    """A token that the speller knows nothing of, as where a model has more rows than its tokenizer has ids."""
+    bench = Bench(b"abcdef")
+    bench.add("a", max_tokens=6)
+    bench.add("b", max_tokens=6)
+    bench.engine._answers["a"].detokenizer = object()  # type: ignore[assignment]
+    deltas = bench.finish()
+
+    assert [delta.finish_reason for delta in deltas if delta.request_id == "a"] == ["error"]
+    assert text_of([delta for delta in deltas if delta.request_id == "b"]) == "abcdef"
+    assert bench.engine.is_sound
+    check_idle(bench.kv_cache)
+
+
+def test_a_prompt_beyond_every_length_is_refused_unread() -> None:
+    """Its ids are no ids at all: nobody looked."""
+    bench = Bench()
+    with pytest.raises(RequestTooLongError):
+        bench.add(prompt=["x"] * 101, n=3)  # type: ignore[list-item]
+
+    assert [type(event).__name__ for event in bench.published] == ["RequestRejected"]
+    bench.add("a", max_tokens=1)
+    bench.finish()
+
+
+def test_a_message_that_fails_on_the_way_in_leaves_nothing_behind() -> None:
+    bench = Bench()
+    bench.engine._make_detokenizer = lambda _message: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(ZeroDivisionError):
+        bench.add("a", n=2)
+
+    assert not bench.engine.has_unfinished and not bench.published
+
+
+def test_who_was_admitted_is_told_before_the_step_is_computed() -> None:
+    bench = Bench()
+    seen: list[str] = []
+    bench.engine.subscribe_plans(lambda _plan: seen.extend(type(event).__name__ for event in bench.published))
+    bench.add("a", max_tokens=1)
+    bench.engine.step()
+
+    assert seen[:2] == ["RequestArrived", "RequestAdmitted"] and "StepScheduled" in seen
+
+
+def test_times_of_finished_requests_are_kept_for_a_run_and_dropped_by_a_server() -> None:
+    for keeps_finished, num_kept in ((True, 5), (False, 1)):
+        bench = Bench()
+        bench.engine.start_metrics(keeps_finished=keeps_finished)
+        for index in range(5):
+            bench.add(f"r{index}", max_tokens=2)
+            bench.finish()
+            # Whoever hears of the end can still read when it was.
+            assert bench.engine.request_times[f"r{index}"].e2e_s is not None  # type: ignore[index]
+
+        assert len(bench.engine.request_times) == num_kept
+        assert bench.engine.metrics.num_output_tokens == 10

@@ -6,6 +6,7 @@ real model and virtual time with a cost model are the same code.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -28,6 +29,8 @@ from octavo.engine.messages import EngineRequest, OutputDelta
 from octavo.engine.metrics import Metrics, RequestTimes
 from octavo.errors import InvalidParameterError, OctavoError
 from octavo.units import RequestId
+
+_LOG = logging.getLogger(__name__)
 
 EventListener = Callable[[Sequence[Event]], None]
 
@@ -189,26 +192,20 @@ class Engine:
         """
         if message.request_id in self._keys:
             raise InvalidParameterError(f"{message.request_id!r} is in use", param="request_id")
+        if len(message.prompt_token_ids) > self.limits.max_model_len:
+            # Refused by its length alone: whoever waits for the next step need not wait until it has been read.
+            message = replace(message, prompt_token_ids=(0,) * len(message.prompt_token_ids))
+            self._enter(self._make_requests(replace(message, params=replace(message.params, n=1))))
         self._check_token_ids(message)
         grammar = grammar or self.compile_grammar(message.params)
-        requests = self._make_requests(message)
-        try:
-            self._scheduler.add(requests[0], requests[1:])
-        except OctavoError:
-            self._publish()
-            raise
-        for index, request in enumerate(requests):
-            self._answers[request.request_id] = _Answer(
-                key=request.request_id,
-                request_id=message.request_id,
-                index=index,
-                request=request,
-                detokenizer=self._make_detokenizer(message),
-                matcher=None if grammar is None else grammar.start(),
-            )
-            has_begun = self._mask_next(self._answers[request.request_id])
-            assert has_begun, "a grammar that nothing can begin is refused by its compiler"
-        self._keys[message.request_id] = [request.request_id for request in requests]
+        # Made before the scheduler knows of them: what fails here leaves nothing behind.
+        answers = [
+            self._make_answer(message, index, request, grammar)
+            for index, request in enumerate(self._make_requests(message))
+        ]
+        self._enter([answer.request for answer in answers])
+        self._answers.update({answer.key: answer for answer in answers})
+        self._keys[message.request_id] = [answer.key for answer in answers]
         self._publish()
 
     def step(self) -> list[OutputDelta]:
@@ -253,7 +250,10 @@ class Engine:
         now_s = self._clock.now_s()
         updates = self._scheduler.commit(plan, result)
         self.metrics.runner_s += now_s - start_s
-        self._undelivered += [self._take_update(update, now_s) for update in updates]
+        for update in updates:
+            if update.token_id is not None:
+                self.metrics.take_token(update.request_id, now_s)
+            self._undelivered.append(self._take_update_or_fail(update))
         self._is_sound = True
         self._publish()
         if listener_error is not None:
@@ -280,6 +280,27 @@ class Engine:
         return has_reset
 
     # ---- arrivals ----
+
+    def _enter(self, requests: Sequence[Request]) -> None:
+        """Queue the requests of one message, or tell of their refusal."""
+        try:
+            self._scheduler.add(requests[0], requests[1:])
+        except OctavoError:
+            self._publish()
+            raise
+
+    def _make_answer(self, message: EngineRequest, index: int, request: Request, grammar: Grammar | None) -> _Answer:
+        answer = _Answer(
+            key=request.request_id,
+            request_id=message.request_id,
+            index=index,
+            request=request,
+            detokenizer=self._make_detokenizer(message),
+            matcher=None if grammar is None else grammar.start(),
+        )
+        has_begun = self._mask_next(answer)
+        assert has_begun, "a grammar that nothing can begin is refused by its compiler"
+        return answer
 
     def _make_requests(self, message: EngineRequest) -> list[Request]:
         params = message.params
@@ -336,15 +357,28 @@ class Engine:
             prompt_token_ids=message.prompt_token_ids,
         )
 
-    def _take_update(self, update: RequestUpdate, now_s: float) -> OutputDelta:
+    def _take_update_or_fail(self, update: RequestUpdate) -> OutputDelta:
+        """Turn an update into a delta; if that fails (a token that nobody can spell, a matcher), end that answer."""
         answer = self._answers[update.request_id]
-        if update.token_id is not None:
-            self.metrics.take_token(update.request_id, now_s)
-            if answer.matcher is not None and update.finish_reason is None:
-                answer.matcher.accept(update.token_id)
-                if not self._mask_next(answer):
-                    self._scheduler.finish(update.request_id, "error")
-                    update = replace(update, finish_reason="error")
+        try:
+            return self._take_update(answer, update)
+        except Exception as error:  # noqa: BLE001 - it is this answer's, and others go on
+            _LOG.exception("An answer could not be put together: %s", type(error).__name__)
+            self._scheduler.finish(update.request_id, "error")
+            self._forget(update.request_id)
+            return OutputDelta(
+                request_id=answer.request_id,
+                index=answer.index,
+                finish_reason="error",
+                num_cached_tokens=answer.request.num_hit_tokens or 0,
+            )
+
+    def _take_update(self, answer: _Answer, update: RequestUpdate) -> OutputDelta:
+        if answer.matcher is not None and update.token_id is not None and update.finish_reason is None:
+            answer.matcher.accept(update.token_id)
+            if not self._mask_next(answer):
+                self._scheduler.finish(update.request_id, "error")
+                update = replace(update, finish_reason="error")
         text, stop = self._spell(answer, update)
         reason: FinishReason | None = update.finish_reason
         stop_reason: str | int | None = stop
