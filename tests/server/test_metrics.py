@@ -280,6 +280,27 @@ def test_a_scrape_follows_a_request_and_no_series_is_added(local: LocalServer) -
     assert after["octavo_requests_running"] == after["octavo_kv_usage_ratio"] == 0
 
 
+def test_what_is_refused_before_the_engine_sees_it_is_counted(tiny_model: str) -> None:
+    llm = scripted_llm(tiny_model, lambda index: "words", max_num_seqs=1, max_waiting=1)
+    with LocalServer(llm) as server:
+        llm.runner.gate.clear()
+        threads = [threading.Thread(target=ask, args=(server.url,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_for(lambda: llm.health.num_running + llm.health.num_waiting == 2)
+            assert ask(server.url).status_code == 429
+        finally:
+            llm.runner.gate.set()
+            for thread in threads:
+                thread.join()
+        llm._thread.drain()
+        assert ask(server.url).status_code == 503
+
+        after = scrape(server.url)
+    assert after["octavo_requests_rejected_total{queue_full}"] == after["octavo_requests_rejected_total{stopping}"] == 1
+
+
 def test_it_answers_while_a_step_hangs(local: LocalServer) -> None:
     local.llm.runner.gate.clear()
     thread = threading.Thread(target=ask, args=(local.url,))

@@ -31,6 +31,7 @@ from octavo.engine.engine import Engine, EventListener
 from octavo.engine.explain import ExplainLog, Explanation
 from octavo.engine.live_view import LiveView
 from octavo.engine.messages import EngineRequest, OutputDelta
+from octavo.errors import OctavoError
 from octavo.llm.assemble import Assembled, assemble
 from octavo.llm.engine_thread import EngineThread, Health
 from octavo.llm.output_queue import Bell, OutputQueue
@@ -153,6 +154,7 @@ class AsyncLLM:
         )
         for listener in (self._explanations.listen, self.live.listen):
             parts.engine.subscribe(listener)
+        self._refusal_listeners: list[Callable[[OctavoError], None]] = []
         self._thread = EngineThread(parts.engine, max_waiting=max_waiting, stall_s=stall_s, clock=clock)
 
     # ---- facts ----
@@ -245,7 +247,12 @@ class AsyncLLM:
         loop = asyncio.get_running_loop()
         grammar = await self._compile_grammar(message)
         queue = OutputQueue(message.request_id, message.params.n, self._bell(loop))
-        self._thread.submit(message, queue, grammar)
+        try:
+            self._thread.submit(message, queue, grammar)
+        except OctavoError as refusal:
+            for listener in self._refusal_listeners:
+                listener(refusal)
+            raise
         stream = AnswerStream(self._thread, queue, loop)
         try:
             await queue.accepted()
@@ -293,6 +300,10 @@ class AsyncLLM:
         """As `subscribe`, for a listener that looks at the engine, too: made and called on the engine's thread."""
         engine = self._parts.engine
         self._thread.post(lambda: engine.subscribe(make_listener(engine)))
+
+    def subscribe_refusals(self, listener: Callable[[OctavoError], None]) -> None:
+        """Call `listener` with the error of every request that was refused before the engine saw it, where it was."""
+        self._refusal_listeners.append(listener)
 
     # ---- inside ----
 

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from octavo.core.block_pool import CACHED, EMPTY
 from octavo.core.events import Event
 from octavo.engine.engine import Engine, EventListener
+from octavo.errors import EngineStoppedError, OctavoError, QueueFullError
 from octavo.llm.async_llm import AsyncLLM
 from octavo.server.metrics_export import MetricsExport
 from octavo.server.metrics_fold import MetricsFold
@@ -44,7 +45,7 @@ def router(llm: AsyncLLM, settings: ServerSettings) -> APIRouter:
 class EngineWatch:
     """Keeps counts and pool gauges where a scrape finds them without asking the engine, which may be stalled or gone.
 
-    Everything is written on the engine's thread.
+    Written on the engine's thread, but for refusals, which come before it.
     """
 
     def __init__(self, llm: AsyncLLM) -> None:
@@ -54,6 +55,7 @@ class EngineWatch:
         self._looked_s = float("-inf")
         self.pool_use = self._pool_use(bytes(llm.resolved.num_blocks))
         llm.watch(self._listener)
+        llm.subscribe_refusals(self._take_refusal)
 
     def _listener(self, engine: Engine) -> EventListener:
         def listen(events: Sequence[Event]) -> None:
@@ -64,6 +66,13 @@ class EngineWatch:
                 self.pool_use = self._pool_use(engine.snapshot().block_map)
 
         return listen
+
+    def _take_refusal(self, refusal: OctavoError) -> None:
+        # On an event loop's thread, and its only writer there.
+        if isinstance(refusal, QueueFullError):
+            self.fold.reject("queue_full")
+        elif isinstance(refusal, EngineStoppedError):
+            self.fold.reject("stopping")
 
     def _pool_use(self, block_map: bytes) -> PoolUse:
         num_cached, num_free = block_map.count(CACHED), block_map.count(EMPTY)
