@@ -96,6 +96,16 @@ def test_the_corrected_budget_of_the_same_start_is_what_was_logged():
         assert log.version in corrected.kv_pool.source
 
 
+def test_a_start_of_a_release_that_no_rule_was_fitted_on_lies_in_the_wider_interval():
+    found = calibrate(
+        read("vllm_0_30"), forward=LLAMA_8B, weights=gib(14.958), settings=EngineSettings(max_model_len=131_072)
+    )
+    assert {each.term for each in found.terms} == {"weights", "activation", "overhead", "CUDA graphs", "KV pool"}
+    assert all(each.is_inside for each in found.terms)
+    assert found.activation_ratio < 1  # it takes less than the rule of older releases says
+    assert found.corrected(found.rule_budget).kv_pool.value_bytes == pytest.approx(56.21 * GIB, abs=0.3 * GIB)
+
+
 def test_what_was_learnt_holds_for_other_settings_too():
     log = replace(read("vllm_0_6_5"), activation_bytes=int(2.5 * GIB), max_num_batched_tokens=20_000)
     settings = EngineSettings(max_model_len=20_000)

@@ -117,6 +117,58 @@ def test_estimated_graphs_count_where_they_are_taken_from_the_pool():
     assert log.kv_pool_bytes == int(6.87 * GIB)
 
 
+def test_releases_since_0_10_sum_up_what_was_used():
+    assert stated(read("vllm_0_11")) == {
+        "engine": "vllm",
+        "version": "0.11.0",
+        "model": "Qwen/Qwen2.5-7B-Instruct",
+        "visible_bytes": 79.19,
+        "utilization": 0.9,
+        "weight_bytes": 14.08,
+        "activation_bytes": 1.97,
+        "overhead_bytes": 0.07,
+        "graph_bytes": 0.67,
+        "kv_pool_bytes": 55.15,
+        "max_concurrency": 110.29,
+        "max_model_len": 4096,
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+    }
+
+
+def test_the_newest_releases_print_weights_and_overhead_as_one():
+    assert stated(read("vllm_0_30")) == {
+        "engine": "vllm",
+        "version": "0.30.0",
+        "visible_bytes": 79.25,
+        "utilization": 0.92,
+        "weight_bytes": 15.0,
+        "activation_bytes": 1.21,  # 1.44 - 0.23: the graphs are counted to the peak
+        "overhead_bytes": 0.26,  # 15.26 - 15.0
+        "graph_bytes": 0.23,
+        "kv_pool_bytes": 56.21,
+        "pool_tokens": 460_496,
+        "max_concurrency": 3.51,
+        "max_model_len": 131_072,
+    }
+
+
+def test_one_line_may_be_all_there_is():
+    line = (LOGS / "vllm_0_11.log").read_text(encoding="utf-8").splitlines()[-1]
+    log = read_start_log(line)
+    assert (log.weight_bytes, log.kv_pool_bytes) == (int(14.08 * GIB), 59_212_694_937)
+
+
+def test_sglang_prints_one_size_for_the_pools_of_a_windowed_model():
+    log = read("sglang_windows")
+    assert (log.kv_pool_bytes, log.weight_bytes) == (int(74.73 * GIB), int(15.56 * GIB))
+    assert (log.block_size, log.utilization) == (256, 0.8)
+
+
+def test_a_start_that_sglang_refused_tells_what_was_missing():
+    assert read("sglang_refused").kv_pool_bytes == int(-3.51 * GIB)
+
+
 def test_sglang_prints_keys_and_values_apart():
     assert stated(read("sglang_2025_03")) == {
         "engine": "sglang",

@@ -26,7 +26,7 @@ _MARKS: tuple[tuple[LoggedEngine, str], ...] = (
     ("sglang", r"KV Cache is allocated|max_total_num_tokens=|Load weight end|ServerArgs\("),
     (
         "vllm",
-        r"vLLM|[Mm]odel weights t(?:ook|ake)|Model loading took|# \w+ blocks:|KV cache (?:memory|size):",
+        r"vLLM|[Mm]odel weights t(?:ook|ake)|Model loading|# \w+ blocks:|KV cache (?:memory|size):|peak activation",
     ),
 )
 
@@ -90,38 +90,39 @@ def read_start_log(text: str, *, param: str = "calibrate") -> StartLog:
 
 def _read_vllm(text: str) -> StartLog:
     fields = Fields(text)
-    weights = size_after(text, r"(?:Loading model weights|Model loading) took\s+" + _NUMBER + _GIB, unit=GIB)
-    profiled = size_after(text, r"model weights take\s*" + _NUMBER + _GIB, unit=GIB)
-    peak = size_after(text, r"peak_torch_memory=" + _NUMBER + _GIB, unit=GIB)
-    activation = size_after(
-        text, r"(?:activation\s+peak memory takes\s*|torch peak memory increase:\s*)" + _NUMBER + _GIB, unit=GIB
-    )
+    weights = _gib(text, r"(?:Loading model weights|Model loading) took\s+", r"model weights take\s*")
     if weights is None:
-        weights = profiled or size_after(text, r"weights memory:\s*" + _NUMBER + _GIB, unit=GIB)
-    if activation is None and peak is not None and weights is not None:
-        activation = peak - weights  # 0.6.4 printed the whole peak
-    pools = sizes_after(
-        text,
-        r"(?:reserved for KV\s+Cache is\s*|Available KV cache memory:\s*|kv_cache_size=)" + _NUMBER + _GIB,
-        unit=GIB,
-    )
+        weights = _gib(text, r"weights memory:\s*", r"Actual usage is\s+", after=r" for weight\b")
+    activation = _gib(text, r"activation\s+peak memory takes\s*", r"torch peak memory increase:\s*")
+    if activation is None:
+        activation = _gib(text, r"[, ]", after=r"\s+for peak activation")
+    whole_peak = _gib(text, r"peak_torch_memory=")
+    if activation is None and whole_peak is not None and weights is not None:
+        activation = whole_peak - weights  # 0.6.4 printed it so
+    overhead = _gib(text, r"non_torch_memory(?:\s+takes\s*|=)", r"non-torch forward increase memory:\s*")
+    if overhead is None:
+        overhead = _gib(text, r"[, ]", after=r"\s+for non-torch memory")
+    consumed = _gib(text, r"[, ]", after=r"\s+for consumed memory")
+    # What was estimated counts where both are printed: it is what the pool was made smaller by.
+    graphs = _gib(text, r"Estimated CUDA graph memory:\s*", r"Graph capturing finished in [\d.]+ secs?, took ")
+    if graphs is None:
+        graphs = _gib(text, r"\s", after=r"\s+for CUDAGraph memory")
+    if consumed is not None:
+        # Later releases print weights and overhead as one, and count the graphs to the peak.
+        overhead = consumed - weights if overhead is None and weights is not None else overhead
+        activation = activation - graphs if activation is not None and graphs is not None else activation
     concurrency = first_match(text, r"Maximum concurrency for ([\d,]+)\s+tokens per request: ([\d.]+)x")
     return StartLog(
         engine="vllm",
         version=_vllm_version(text),
         model=fields.text("model"),
         visible_bytes=_vllm_visible(text),
-        utilization=fields.number("gpu_memory_utilization"),
+        utilization=_vllm_utilization(text, fields),
         weight_bytes=weights,
         activation_bytes=activation,
-        overhead_bytes=size_after(
-            text,
-            r"(?:non_torch_memory(?:\s+takes\s*|=)|non-torch forward increase memory:\s*)" + _NUMBER + _GIB,
-            unit=GIB,
-        ),
-        graph_bytes=size_after(text, r"Estimated CUDA graph memory:\s*" + _NUMBER + _GIB, unit=GIB)
-        or size_after(text, r"Graph capturing finished in [\d.]+ secs?, took " + _NUMBER + _GIB, unit=GIB),
-        kv_pool_bytes=min(pools, default=None),
+        overhead_bytes=overhead,
+        graph_bytes=graphs,
+        kv_pool_bytes=_vllm_pool(text),
         num_blocks=count_after(text, r"# (?!CPU)\w+ blocks:\s*([\d,]+)"),
         pool_tokens=count_after(text, r"GPU KV cache size:\s*([\d,]+)\s+tokens"),
         max_concurrency=None if concurrency is None else float(concurrency[1]),
@@ -136,6 +137,25 @@ def _read_vllm(text: str) -> StartLog:
     )
 
 
+def _gib(text: str, *before: str, after: str = "") -> int | None:
+    """Return the size after the first of the patterns that is found; of several devices, the largest."""
+    for each in before:
+        found = size_after(text, f"{each}{_NUMBER}{_GIB}{after}", unit=GIB)
+        if found is not None:
+            return found
+    return None
+
+
+def _vllm_pool(text: str) -> int | None:
+    """Return the room for the pool on the device that has the least."""
+    sized = r"(?:reserved for KV\s+Cache is\s*|Available KV cache memory:\s*|kv_cache_size=)"
+    for before in (sized, r"kv cache memory in use is\s+"):
+        pools = sizes_after(text, before + _NUMBER + _GIB, unit=GIB)
+        if pools:
+            return min(pools)
+    return count_after(text, r"kv cache memory in use is (\d+) bytes")
+
+
 def _vllm_version(text: str) -> str | None:
     found = first_match(
         text,
@@ -144,8 +164,13 @@ def _vllm_version(text: str) -> str | None:
     return None if found is None else found[0].rstrip(".")
 
 
+def _vllm_utilization(text: str, fields: Fields) -> float | None:
+    stated = first_match(text, r"Desired GPU memory\s+utilization is \(([\d.]+),")
+    return fields.number("gpu_memory_utilization") if stated is None else float(stated[0])
+
+
 def _vllm_visible(text: str) -> int | None:
-    stated = size_after(text, r"total_gpu_memory\s*[(=]" + _NUMBER + _GIB, unit=GIB)
+    stated = _gib(text, r"total_gpu_memory\s*[(=]", r"Free memory on device [^(\n]*\([\d.]+/")
     if stated is not None:
         return stated
     # From 0.10 on only a debugging line tells: what was asked of it, and what share that is.
@@ -164,6 +189,9 @@ def _read_sglang(text: str) -> StartLog:
         pool_bytes = int((float(keys_values[1]) + float(keys_values[2])) * GIB)
     elif joint is not None:
         pool_bytes = int(float(joint[1]) * GIB)
+    else:
+        # Pools of windowed models are printed as one; a start that is refused prints only what would be left.
+        pool_bytes = _gib(text, r"KVPool mem usage: ", r"Memory profiling: [^\n]*rest_memory=")
     allocated = keys_values or joint
     version = first_match(text, r"(?i)sglang(?:_version| version|==)[=: ]*v?(\d+\.\d+[\w.]*)")
     return StartLog(

@@ -130,7 +130,7 @@ def _graphs(case: BudgetCase, era: VllmEra) -> Estimate:
     layers = case.forward.num_layers
     if era.graphs_inside:
         # Estimates printed by 0.21 and later are smaller than what 0.19 was seen to take (gpustack/runner#251).
-        return around(0.6 * GIB, below=0.45 * GIB, above=1.1 * GIB, source="vLLM 0.21 to 0.27 logs, 2026")
+        return around(0.5 * GIB, below=0.35 * GIB, above=1.2 * GIB, source="vLLM 0.21 to 0.27 logs, 2026")
     value = 0.45 + 0.0125 * layers + (0.4 if case.forward.is_mixture else 0)
     return around(
         value * GIB,
