@@ -1,0 +1,140 @@
+"""`octavo eval kv`: variants of the cache against float32 keys and values, on the same weights."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from octavo.cli.main import run as run_command
+from octavo.config.engine import EngineConfig
+from octavo.errors import InvalidParameterError
+from octavo.llm.kv_eval import KVEvaluation, KVEvaluator, bundled_text, recommend
+from octavo.llm.passkey import make_passkey
+from octavo.models.load import open_model
+from octavo.runtime.divergence import Divergence, log_softmax
+from octavo.runtime.load_tokenizer import load_tokenizer
+from octavo.testing.dense_model import DenseModel
+from octavo.testing.tiny_models import TinyModel, write_hf_model
+
+NUM_TOKENS = 700
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_hf_model(TinyModel(), tmp_path_factory.mktemp("eval") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def evaluation(folder) -> KVEvaluation:
+    evaluator = KVEvaluator(EngineConfig(model=str(folder), weight_dtype="f32"), bundled_text(), max_tokens=NUM_TOKENS)
+    return evaluator.evaluate(("f32", "f16", "bf16"))
+
+
+def test_exact_keys_and_values_cost_nothing_and_fewer_bits_cost_more(evaluation):
+    exact, half, brain = evaluation.variants
+
+    assert (exact.whole.kl_mean, exact.whole.kl_p99, exact.whole.top1_agreement_ratio) == (0.0, 0.0, 1.0)
+    assert exact.whole.perplexity == exact.whole.exact_perplexity
+    assert 0.0 < half.whole.kl_mean < brain.whole.kl_mean < 0.01
+    assert exact.bytes_per_token == 2 * half.bytes_per_token == 2 * brain.bytes_per_token
+
+
+def test_perplexity_is_that_of_a_model_without_a_cache(folder, evaluation):
+    token_ids = load_tokenizer(open_model(folder)).encode(bundled_text(), add_special_tokens=True)[:NUM_TOKENS]
+    logprobs = log_softmax(DenseModel.load(folder).logits(token_ids))
+    nll = -logprobs[np.arange(NUM_TOKENS - 1), token_ids[1:]]
+
+    assert evaluation.num_positions == NUM_TOKENS - 1
+    assert evaluation.variants[0].whole.perplexity == pytest.approx(float(np.exp(nll.mean())), rel=1e-5)
+
+
+def test_buckets_cover_every_position_once_up_to_the_end(evaluation):
+    for variant in evaluation.variants:
+        ends = [(each.first_position, each.last_position) for each in variant.buckets]
+        assert ends[0][0] == 0 and ends[-1][1] == NUM_TOKENS - 2
+        assert all(last + 1 == first for (_, last), (first, _) in itertools.pairwise(ends))
+        sizes = [each.summary.num_positions for each in variant.buckets]
+        mean = np.average([each.summary.kl_mean for each in variant.buckets], weights=sizes)
+        assert variant.whole.kl_mean == pytest.approx(float(mean))
+
+
+def test_the_smallest_variant_within_the_budget_is_recommended(evaluation):
+    exact, half, brain = evaluation.variants
+
+    assert recommend(evaluation, brain.whole.kl_mean) is half, "equal bytes: the nearer one"
+    assert recommend(evaluation, half.whole.kl_mean) is half
+    assert recommend(evaluation, half.whole.kl_mean / 2) is exact
+    assert recommend(replace(evaluation, variants=(half, brain)), 0.0) is None
+
+
+def test_a_passkey_is_hidden_once_at_its_depth_and_the_prompt_has_its_length(folder):
+    tokenizer = load_tokenizer(open_model(folder))
+    filler = tokenizer.encode(bundled_text(), add_special_tokens=False)[:2000]
+
+    keys = set()
+    for length in (512, 1024):
+        for depth in (0.1, 0.5, 0.9):
+            passkey = make_passkey(tokenizer, filler, length_tokens=length, depth_ratio=depth)
+            text = tokenizer.decode(list(passkey.token_ids))
+            assert len(passkey.token_ids) == length
+            assert text.count(f"The pass key is {passkey.key}.") == 1 and text.endswith("The pass key is")
+            assert text.index(passkey.key) / len(text) == pytest.approx(depth, abs=0.15)
+            keys.add(passkey.key)
+    assert len(keys) == 6, "no answer can come from another prompt"
+
+
+def test_divergence_is_that_of_the_formula():
+    rng = np.random.default_rng(0)
+    exact, found = (rng.standard_normal((50, 20)).astype(np.float32) for _ in range(2))
+    divergence = Divergence()
+    divergence.add(log_softmax(exact), log_softmax(found), [1] * 50)
+
+    p, q = (np.exp(each.astype(np.float64)) for each in (exact, found))
+    p /= p.sum(axis=1, keepdims=True)
+    q /= q.sum(axis=1, keepdims=True)
+    kl = (p * np.log(p / q)).sum(axis=1)
+    summary = divergence.summary()
+    assert summary.kl_mean == pytest.approx(kl.mean())
+    assert summary.kl_p99 == pytest.approx(np.quantile(kl, 0.99))
+    assert summary.top1_agreement_ratio == np.mean(p.argmax(axis=1) == q.argmax(axis=1))
+
+
+def test_a_text_too_short_is_refused(folder):
+    with pytest.raises(InvalidParameterError, match="at least 8 are needed"):
+        KVEvaluator(EngineConfig(model=str(folder)), "x")
+
+
+def test_the_bundled_text_is_long_enough():
+    assert len(bundled_text().encode()) >= 200_000
+
+
+def test_the_command_writes_its_document_and_a_page(folder, tmp_path, capsys):
+    report = tmp_path / "kv.html"
+    args = ["--max-tokens", "200", "--kv-cache-dtype", "f16,bf16", "--budget-kl", "1", "--report", str(report)]
+
+    assert run_command(["eval", "kv", str(folder), *args, "--json"]) == 0
+
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "octavo.eval.kv/1"
+    assert [each["kv_cache_dtype"] for each in document["variants"]] == ["f16", "bf16"]
+    fields = {"bytes_per_token", "kl_mean", "kl_p99", "top1_agreement_ratio", "perplexity", "perplexity_ratio"}
+    for variant in document["variants"]:
+        assert fields <= variant.keys() and all(
+            fields - {"bytes_per_token"} <= each.keys() for each in variant["buckets"]
+        )
+    assert document["recommended_kv_cache_dtype"] == "f16"
+    page = report.read_text(encoding="utf-8")
+    assert page.count("<polyline") == 2 and "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_the_command_shows_a_table(folder, capsys):
+    args = ["--max-tokens", "150", "--kv-cache-dtype", "f16", "--no-passkeys", "--budget-kl", "0"]
+
+    assert run_command(["eval", "kv", str(folder), *args]) == 0
+
+    shown = capsys.readouterr().out
+    assert "KL mean" in shown and "No variant stays within" in shown and "Hidden numbers" not in shown
