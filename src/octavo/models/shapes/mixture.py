@@ -269,13 +269,16 @@ def dense_then_experts(fields: Fields, *, has_correction: bool = True) -> AddMlp
     num_experts, num_active = num_experts_of(fields), num_active_of(fields)
     num_shared = first_whole(fields, ("n_shared_experts", "num_shared_experts"), 0) if _has_shared(fields) else 0
     frequency = fields.raw("moe_layer_freq")
+    num_layers = fields.whole("num_hidden_layers")
     if isinstance(frequency, list):
+        if len(frequency) != num_layers or any(kind not in (0, 1) for kind in frequency):
+            raise fields.error("moe_layer_freq", f"is not a list of {num_layers} zeros and ones")
         is_mixture = tuple(bool(kind) for kind in frequency)
     else:
         if frequency not in (None, 1):
             raise UnsupportedModelError(f"{fields.describe('moe_layer_freq')}, a plan that cannot be counted")
         num_dense = fields.whole("first_k_dense_replace", 0, minimum=0)
-        is_mixture = tuple(layer >= num_dense for layer in range(fields.whole("num_hidden_layers")))
+        is_mixture = tuple(layer >= num_dense for layer in range(num_layers))
 
     def add_mlp(draft: ShapeDraft, layer: int) -> None:
         if not is_mixture[layer]:
