@@ -40,6 +40,7 @@ BAD = {
     "empty turn": (CHAT, {"messages": [*MESSAGES, {"role": "assistant", "content": None}]}, 400, "messages[1].content"),
     "content of a number": (CHAT, user(5), 400, "messages[0].content"),
     "an image": (CHAT, user([{"type": "image_url", "image_url": {"url": "x"}}]), 400, "messages[0].content"),
+    "a part of no kind": (CHAT, user([{"type": [], "text": "a"}]), 400, "messages[0].content"),
     "an unknown part": (CHAT, user([{"type": "smell"}]), 400, "messages[0].content"),
     "a part without text": (CHAT, user([{"type": "text"}]), 400, "messages[0].content"),
     "an unknown field of a message": (CHAT, {"messages": [{**MESSAGES[0], "mood": 1}]}, 400, "messages[0].mood"),
