@@ -1,4 +1,4 @@
-"""Plan: the answer to `octavo plan`, as frozen data; what a card, a page and a program read.
+"""Plan: the answer to `octavo plan`, as frozen data; what a card, a report and a program read.
 
     plan = plan_for(PlanQuestion(model="smollm2-135m", memory=2 * GIB))    # octavo.llm.plan finds the model
     plan.max_concurrency, plan.longest_fitting_len
