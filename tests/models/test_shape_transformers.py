@@ -101,7 +101,6 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 # The catalogue's sizes cannot be built: no class for the text part alone, or a plan that the class has changed.
 NOT_BUILT = {
     "meta-llama/Llama-3.2-11B-Vision": "cross-attention layers are built only with the image part",
-    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "the width of its shared expert is no field of the file",
     "moonshotai/Kimi-Linear-48B-A3B-Instruct": "its class needs another field; the published total agrees",
 }
 # Buffers that files hold as weights.

@@ -186,6 +186,17 @@ def test_request_holds_blocks_of_every_group_as_its_kind_keeps_them():
     assert layout.blocks_shared(1000) == 62
 
 
+def test_window_counts_the_query_itself_and_one_block_more_for_where_it_begins():
+    """64 tokens before the query and 64 of a step are 8 blocks; from the middle of a block on, they touch 9."""
+    layouts = {
+        window: kv_layout(model(sliding(window)), engine="octavo", max_num_batched_tokens=64) for window in (65, 66)
+    }
+
+    assert layouts[65].blocks_for(10_000) == 8 + 1
+    assert layouts[66].blocks_for(10_000) == 9 + 1
+    assert layouts[65].blocks_for(8 * 16) == 8
+
+
 def test_kinds_of_nearly_equal_number_are_one_padded_group_each():
     layout = kv_layout(model(*[FULL] * 4, *[sliding(64)] * 5), engine="vllm", version=V1)
 
