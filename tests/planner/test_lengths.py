@@ -32,7 +32,7 @@ def test_other_words_are_refused_with_an_example(text):
 
 @given(
     classes=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 90), st.integers(1, 4)), min_size=1, max_size=5),
-    step=st.integers(1, 40),
+    step=st.integers(2, 40),
 )
 def test_the_mean_is_the_plain_sum_over_all_steps_of_all_answers(classes, step):
     lengths = Lengths(classes=tuple(LengthClass(*each) for each in classes), source="drawn")
@@ -47,6 +47,12 @@ def test_the_mean_is_the_plain_sum_over_all_steps_of_all_answers(classes, step):
         for _ in range(weight)
     ]
     assert lengths.mean_held(held, step=step) == pytest.approx(sum(steps) / len(steps))
+
+
+def test_tokens_that_count_one_by_one_are_summed_exactly():
+    lengths = parse_lengths("1155:211,3:200x2")
+    steps = [1155 + token for token in range(1, 212)] + 2 * [3 + token for token in range(1, 201)]
+    assert lengths.mean_held(float, step=1) == pytest.approx(sum(steps) / len(steps))
 
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,4808,10\n2023-11-16 18:17:04.03,3180,8\n"

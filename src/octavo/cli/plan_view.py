@@ -164,9 +164,9 @@ def _concurrency_table(plan: Plan) -> Table:
     )
     if plan.lengths is not None:
         prompt, output = plan.lengths["mean_prompt_tokens"], plan.lengths["mean_output_tokens"]
-        words = f"prompts of {float(prompt):,.0f}, answers of {float(output):,.0f} on average, each at a random step"
+        words = f"{plan.lengths['source']}: {float(prompt):,.0f} + {float(output):,.0f} on average, at a random step"
         count = "-" if plan.concurrency_at_lengths is None else f"{plan.concurrency_at_lengths:,.2f}"
-        table.add_row(f"at {plan.lengths['source']}, paged", count, Text(words, style="dim"))
+        table.add_row("of the asked lengths, paged", count, Text(words, style="dim"))
     table.add_row(
         "any length, reserved",
         f"{plan.reserved_concurrency:,}",
