@@ -272,7 +272,7 @@ class AsyncLLM:
         return self._explanations.find(request_id)
 
     async def look(self) -> dict[str, Any]:
-        """Return the pool, its requests and the last minute: `octavo.kv/1`, as `octavo.engine.live_view` describes it.
+        """Return the pool, its requests and the last minute: `octavo.kv/1`, as `octavo.engine.live_frame` describes it.
 
         The engine's thread copies, another one packs.
 
