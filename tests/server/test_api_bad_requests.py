@@ -31,6 +31,8 @@ BAD = {
     "two lengths": (CHAT, {"max_tokens": 5, "max_completion_tokens": 6}, 400, "max_tokens"),
     "too long": (CHAT, {"max_tokens": 100_000}, 400, "max_tokens"),
     "too long a prompt": (TEXT, {"prompt": [5] * 2000}, 400, "prompt"),
+    "too many answers in all": (TEXT, {"prompt": ["a"] * 100, "n": 100, "max_tokens": 1}, 400, "prompt"),
+    "too long a chat": (CHAT, user("word " * 2000), 400, "messages"),
     "no messages": (CHAT, {"messages": []}, 400, "messages"),
     "messages missing": (CHAT, {"messages": None}, 400, "messages"),
     "one message": (CHAT, {"messages": MESSAGES[0]}, 400, "messages"),

@@ -139,10 +139,10 @@ class ServerSettings:
         auto="none",
     )
     max_body_bytes: int = option(
-        default=8 * MIB, kind="bytes", group="Security", help="Largest body of a request; larger ones are answered 413"
+        default=4 * MIB, kind="bytes", group="Security", help="Largest body of a request; larger ones are answered 413"
     )
     max_prompt_chars: int = option(
-        default=4 * MIB,
+        default=2 * MIB,
         kind="count",
         group="Security",
         unit="characters",
