@@ -241,6 +241,19 @@ def test_state_is_padded_to_a_block_of_attention_and_held_twice_where_prefixes_a
         assert layout.state_bytes == 30 * (8192 * 3 * 2 + 32 * 128 * 128 * 4)
 
 
+def test_engines_without_groups_count_tokens_of_attention_alone():
+    """Jamba: 4 layers of 8 heads of 128; vLLM's first engine kept its states outside of the pool."""
+    shape = shape_of("jamba")
+    old, other = kv_layout(shape, engine="vllm", version=V0), kv_layout(shape, engine="sglang")
+
+    assert old.token_bytes == other.token_bytes == 4 * 2 * 8 * 128 * 2
+    assert old.blocks_for(1600) == 100
+    assert (old.logged_tokens(1000), other.logged_tokens(1000)) == (16_000, 1000)
+    state = 28 * (8192 * 3 * 2 + 8192 * 16 * 2)
+    assert other.state_bytes == state
+    assert other.blocks_for(1600) == 1600 + ceil(state / other.token_bytes)
+
+
 def test_model_without_attention_has_no_pool_to_plan():
     state = Layer(state=LayerState(conv_elements=8, recurrent_elements=64))
 
