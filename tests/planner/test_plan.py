@@ -322,6 +322,37 @@ def test_a_start_up_log_corrects_the_plan_and_says_how_far_off_the_rule_was():
         plan_for(with_options(asked, {"engine": "sglang"}), calibrate_path=LOGS / "vllm_0_19_tp2.log")
 
 
+RUNS = json.loads((LOGS.parent / "engine_budget" / "vllm_runs.json").read_text(encoding="utf-8"))
+PACKED_AS = {"16-bit": "auto", "mxfp4": "auto", "moe_wna16": "awq"}
+
+
+def test_whole_plans_of_controlled_starts_are_off_by_less_than_a_percent_on_average():
+    """From configuration and settings alone, as a person would ask: the pool within 6 % at worst, 1 % on average."""
+    errors, inside = {}, 0
+    for row in RUNS:
+        words = {
+            "model": row["model"],
+            "engine": "vllm",
+            "engine-version": row["version"],
+            "weight-dtype": PACKED_AS.get(row["weights_as"], row["weights_as"]),
+            "memory": f"{int(row['device_gib'] * GIB)}B",
+            "utilization": row["utilization"],
+            "max-model-len": row["max_model_len"],
+            "max-num-seqs": row["max_num_seqs"],
+            "max-num-batched-tokens": row["max_num_batched_tokens"],
+            "tensor-parallel-size": row["tensor_parallel_size"],
+        }
+        found = plan_for(question_from_words({name: value for name, value in words.items() if value is not None}))
+        real = row["kv_pool_gib"] * GIB
+        inside += found.kv_pool_bytes_low - 0.006 * GIB <= real <= found.kv_pool_bytes_high + 0.006 * GIB
+        if row["is_controlled"]:
+            errors[f"{row['model']} x {row['tensor_parallel_size']}"] = found.kv_pool_bytes / real - 1
+    assert len(errors) >= 25
+    assert sum(map(abs, errors.values())) / len(errors) < 0.01
+    assert max(map(abs, errors.values())) < 0.06
+    assert inside >= 0.95 * len(RUNS)
+
+
 # The document.
 
 
