@@ -104,6 +104,20 @@ def draft_glm4_moe(fields: Fields) -> ShapeDraft:
     )
 
 
+def draft_dots1(fields: Fields) -> ShapeDraft:
+    """dots.llm1: as GLM 4.5, with norms on q and k."""
+    draft = ShapeDraft(fields)
+    has_bias = fields.flag("attention_bias", default=False)
+    return _mixture(
+        draft,
+        windows=full_windows(draft),
+        mlp=dense_then_experts(fields),
+        has_qkv_bias=has_bias,
+        has_output_bias=has_bias,
+        has_qk_norm=True,
+    )
+
+
 def draft_gpt_oss(fields: Fields) -> ShapeDraft:
     """gpt-oss: biases everywhere, a sink logit per head, every second layer slides over 128 tokens."""
     draft = ShapeDraft(fields)
