@@ -9,6 +9,7 @@ import click
 from octavo.cli.main import octavo
 from octavo.config.engine import OPTIONS
 from octavo.config.option import Option
+from octavo.server.settings import SERVER_OPTIONS
 
 DOCS = Path(__file__).parent.parent / "docs" / "cli.md"
 WIDTH = 100
@@ -45,6 +46,19 @@ as unset, and so does `None` in Python.
 | --- | --- | --- | --- | --- |
 """
 
+SERVER_HEAD = """\
+
+## Server options
+
+Of `octavo serve`, beside the engine's. `OCTAVO_CONFIG` or `--config` names a TOML file, in which options of both kinds
+stand under their names (`max-model-len = 4096`); it loses against variables and flags. A list in one variable is
+separated by commas. Values that begin with `tcp://`, as orchestrators make them for a service called octavo, say
+nothing.
+
+| option | environment | also understood | unit | default |
+| --- | --- | --- | --- | --- |
+"""
+
 ENVIRONMENT = """
 ## Other variables
 
@@ -62,7 +76,9 @@ ENVIRONMENT = """
 def cli_docs() -> str:
     """Return the text of docs/cli.md."""
     rows = "\n".join(_row(option) for option in OPTIONS)
-    return "\n".join([HEAD, *_help_of(octavo, "octavo", None), TABLE_HEAD + rows + "\n" + ENVIRONMENT])
+    server_rows = "\n".join(_row(option) for option in SERVER_OPTIONS)
+    tables = TABLE_HEAD + rows + "\n" + SERVER_HEAD + server_rows + "\n" + ENVIRONMENT
+    return "\n".join([HEAD, *_help_of(octavo, "octavo", None), tables])
 
 
 def _help_of(command: click.Command, name: str, parent: click.Context | None) -> list[str]:

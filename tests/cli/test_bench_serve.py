@@ -159,7 +159,9 @@ def test_every_request_is_sent_and_counted(octavo, script: Script, workload: str
     assert all(body["ignore_eos"] and body["temperature"] == 0 for body in sent)
 
 
-def test_what_goes_wrong_is_counted_by_kind(octavo, script: Script, workload: str) -> None:
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_what_goes_wrong_is_counted_by_kind(octavo, script: Script, workload: str, is_chunked: bool) -> None:
+    script.is_chunked = is_chunked
     script.failures = {0: "429", 1: "cut", 2: "error", 3: "cut"}
 
     document = json.loads(measure(octavo, script, workload, "--max-concurrency", "1").out)

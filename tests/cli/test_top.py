@@ -17,7 +17,7 @@ from octavo.cli.top_view import draw
 from octavo.core.block_pool import CACHED
 from octavo.core.snapshot import RequestView, Snapshot
 from octavo.engine.advice import PoolFacts
-from octavo.engine.live_view import LiveFrame
+from octavo.engine.live_frame import LiveFrame
 from octavo.errors import MachineError
 from octavo.server.settings import ServerSettings
 from octavo.testing.scripted_llm import LocalServer, scripted_llm

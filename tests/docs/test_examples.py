@@ -68,3 +68,12 @@ def test_prompt_scores_tell_a_likely_text(model: str, monkeypatch: pytest.Monkey
     first, second = (float(value) for value in re.findall(r"perplexity ([\d.]+)", out))
     if Path(model).is_file():  # the tiny model, a folder, has never seen a cat
         assert first < second
+
+
+def test_a_plan_tells_what_fits_here_and_elsewhere(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = run_example("05", model, monkeypatch)
+    assert "in 2 GiB: " in out
+    assert re.search(r"4 x NVIDIA H100 .* under vllm", out)
+    assert len(re.findall(r"^  x +[\d.]+  ", out, re.MULTILINE)) >= 5
+    assert "does not fit" in out
+    assert "`--max-model-len" in out

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from math import prod
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from octavo.config.engine import KVDtype
 from octavo.models.config import spec_from_hf
 from octavo.models.gguf_config import spec_from_gguf
 from octavo.models.gguf_file import read_gguf_header
@@ -63,7 +65,7 @@ def test_published_model_has_the_same_tensors_and_layers_by_either_path(name):
     assert from_spec.num_parameters == PUBLISHED[name]["num_parameters"]
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("kv_dtype", get_args(KVDtype))
 @pytest.mark.parametrize("name", TINY)
 def test_layout_of_a_shape_is_the_pool_that_the_engine_makes(name, kv_dtype):
     config = make_config(TINY[name]) | ({"sliding_window": 48} if name == "mistral" else {})

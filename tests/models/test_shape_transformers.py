@@ -91,6 +91,26 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**LATENT, "num_key_value_heads": 6, "first_k_dense_replace": 4, "n_routed_experts": 8, "n_shared_experts": 1}
         | {"num_experts_per_tok": 2, "moe_intermediate_size": 40, "n_group": 2, "topk_group": 1},
     ),
+    "exaone 4": (
+        "Exaone4ForCausalLM",
+        "exaone4",
+        {"sliding_window": 64, "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "head_dim": 16},
+    ),
+    "seed-oss": ("SeedOssForCausalLM", "seed_oss", {"head_dim": 20, "attention_bias": True}),
+    "nemotron": ("NemotronForCausalLM", "nemotron", {"head_dim": 16}),
+    "arcee": ("ArceeForCausalLM", "arcee", {"attention_bias": True, "mlp_bias": True}),
+    "dots 1": (
+        "Dots1ForCausalLM",
+        "dots1",
+        {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "n_shared_experts": 2}
+        | {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+    ),
+    "glm 4.7 flash": (
+        "Glm4MoeLiteForCausalLM",
+        "glm4_moe_lite",
+        {**LATENT, "num_key_value_heads": 6, "first_k_dense_replace": 1, "n_routed_experts": 4}
+        | {"n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "n_group": 1, "topk_group": 1},
+    ),
     "llama 4, every second": (
         "Llama4ForCausalLM",
         "llama4_text",
@@ -101,7 +121,6 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 # The catalogue's sizes cannot be built: no class for the text part alone, or a plan that the class has changed.
 NOT_BUILT = {
     "meta-llama/Llama-3.2-11B-Vision": "cross-attention layers are built only with the image part",
-    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "the width of its shared expert is no field of the file",
     "moonshotai/Kimi-Linear-48B-A3B-Instruct": "its class needs another field; the published total agrees",
 }
 # Buffers that files hold as weights.

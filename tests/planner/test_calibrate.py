@@ -74,7 +74,7 @@ def test_a_log_of_weights_and_pool_tells_the_other_two_together():
 
 def test_the_corrected_budget_of_the_same_start_is_what_was_logged():
     for name, forward, weights, device in (
-        ("vllm_0_6_4", LLAMA_8B, 67.6979, None),
+        ("vllm_0_6_4", LLAMA_8B, 67.65, None),
         ("vllm_0_6_5", LLAMA_8B, 14.9888, None),
         ("vllm_0_19_tp2", QWEN_7B, 7.12, "h100"),
         ("vllm_0_27", QWEN3_8B, 7.64, "rtx3090"),
@@ -184,3 +184,17 @@ def test_the_device_is_asked_for_where_the_log_does_not_tell_its_memory():
 def test_an_engine_that_takes_what_it_is_told_has_no_rule_to_correct():
     with pytest.raises(InvalidParameterError, match=r"llama\.cpp"):
         calibrate(read("llama_cpp_2026"), forward=QWEN_7B, weights=gib(1), settings=EngineSettings(max_model_len=8192))
+
+
+@pytest.mark.parametrize("weights", [3.5, 15.0])
+def test_a_log_of_another_model_is_refused(weights):
+    with pytest.raises(InvalidParameterError, match="another model") as caught:
+        calibrate(
+            read("vllm_0_19_tp2"),
+            forward=LLAMA_8B,
+            weights=gib(weights),
+            settings=EngineSettings(max_model_len=8192),
+            device=find_device("h100"),
+        )
+    assert "Qwen/Qwen2.5-7B-Instruct" in caught.value.because
+    assert "7.1 GiB" in caught.value.message

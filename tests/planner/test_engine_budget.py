@@ -29,7 +29,15 @@ DATA = Path(__file__).parents[1] / "data" / "engine_budget"
 HALF_A_HUNDREDTH = 0.005 * GIB  # logs print two digits
 
 # How a checkpoint is packed, as our own words have it; `auto` is what the model's own configuration says.
-SCHEMES = {"16-bit": "auto", "mxfp4": "auto", "fp8": "fp8", "w8a8": "w8a8", "w4a16": "w4a16", "moe_wna16": "awq"}
+SCHEMES = {
+    "16-bit": "auto",
+    "mxfp4": "auto",
+    "fp8": "fp8",
+    "w8a8": "w8a8",
+    "w4a16": "w4a16",
+    "awq": "awq",
+    "moe_wna16": "awq",
+}
 
 DENSE = ForwardShape(vocab_size=128_256, hidden_size=4096, num_layers=32, mlp_width=14_336)
 SETTINGS = EngineSettings(max_model_len=8192)
@@ -109,7 +117,7 @@ def test_the_real_pool_lies_in_the_printed_interval_nineteen_times_out_of_twenty
     print(f"{len(RUNS) - len(outside)} of {len(RUNS)} inside; outside: {outside}; left out:")
     for each in left_out:
         print(f"  {each['source']}, {each['model']}: {each['reason']}")
-    assert len(RUNS) == 65
+    assert len(RUNS) == 67
     assert len(outside) <= 0.05 * len(RUNS), outside
     assert all(each["reason"] for each in left_out)
 
@@ -295,6 +303,7 @@ def test_what_is_not_known_widens_the_interval():
     assert width(vllm(version="0.23")) > 3 * fitted  # later than any reading
     assert width(vllm(version="0.6")) > 3 * fitted  # a few readings that differ
     assert width(vllm(replace(DENSE, sees_images=True))) > 2 * fitted
+    assert width(vllm(replace(DENSE, has_states=True))) > 1.2 * fitted
     assert width(vllm(tensor_parallel_size=16)) > width(vllm(tensor_parallel_size=4))
 
 
@@ -400,6 +409,24 @@ def test_an_engine_without_rules_is_refused(engine):
         engine_budget(engine, forward=DENSE, weights=exact(1, source=""), settings=SETTINGS, device=H100)
 
 
+def test_a_cpu_is_refused_since_its_pool_is_a_setting_there():
+    with pytest.raises(InvalidParameterError, match="on a CPU") as caught:
+        engine_budget("vllm", forward=DENSE, weights=exact(1, source=""), settings=SETTINGS, device=find_device("epyc"))
+    assert "--engine" in caught.value.hints[0]
+
+
+def test_other_makers_devices_are_planned_for_with_a_warning():
+    def notes(name):
+        return " ".join(
+            engine_budget(
+                "vllm", forward=DENSE, weights=exact(1, source=""), settings=SETTINGS, device=find_device(name)
+            ).notes
+        )
+
+    assert "no start of vllm on such a device" in notes("mi300x")
+    assert "no start" not in notes("h100")
+
+
 def test_widths_are_read_off_the_tensors_of_a_model():
     assert forward_shape(shape_of("meta-llama/Llama-3.1-8B")) == DENSE
     mixture = forward_shape(shape_of("mistralai/Mixtral-8x7B-v0.1"))
@@ -411,3 +438,4 @@ def test_widths_are_read_off_the_tensors_of_a_model():
     assert forward_shape(shape_of("google/gemma-3-12b-it")).sees_images
     assert not forward_shape(shape_of("openai-community/gpt2")).is_gated
     assert not forward_shape(shape_of("openai/gpt-oss-20b")).has_expert_buffers
+    assert forward_shape(shape_of("Qwen/Qwen3-Next-80B-A3B-Instruct")).has_states

@@ -186,6 +186,17 @@ def test_request_holds_blocks_of_every_group_as_its_kind_keeps_them():
     assert layout.blocks_shared(1000) == 62
 
 
+def test_window_counts_the_query_itself_and_one_block_more_for_where_it_begins():
+    """64 tokens before the query and 64 of a step are 8 blocks; from the middle of a block on, they touch 9."""
+    layouts = {
+        window: kv_layout(model(sliding(window)), engine="octavo", max_num_batched_tokens=64) for window in (65, 66)
+    }
+
+    assert layouts[65].blocks_for(10_000) == 8 + 1
+    assert layouts[66].blocks_for(10_000) == 9 + 1
+    assert layouts[65].blocks_for(8 * 16) == 8
+
+
 def test_kinds_of_nearly_equal_number_are_one_padded_group_each():
     layout = kv_layout(model(*[FULL] * 4, *[sliding(64)] * 5), engine="vllm", version=V1)
 
@@ -228,6 +239,19 @@ def test_state_is_padded_to_a_block_of_attention_and_held_twice_where_prefixes_a
         assert layout.block_bytes == 10 * 2096 * 1024
         assert layout.blocks_for(10 * 2096) == 10 + 3 * states
         assert layout.state_bytes == 30 * (8192 * 3 * 2 + 32 * 128 * 128 * 4)
+
+
+def test_engines_without_groups_count_tokens_of_attention_alone():
+    """Jamba: 4 layers of 8 heads of 128; vLLM's first engine kept its states outside of the pool."""
+    shape = shape_of("jamba")
+    old, other = kv_layout(shape, engine="vllm", version=V0), kv_layout(shape, engine="sglang")
+
+    assert old.token_bytes == other.token_bytes == 4 * 2 * 8 * 128 * 2
+    assert old.blocks_for(1600) == 100
+    assert (old.logged_tokens(1000), other.logged_tokens(1000)) == (16_000, 1000)
+    state = 28 * (8192 * 3 * 2 + 8192 * 16 * 2)
+    assert other.state_bytes == state
+    assert other.blocks_for(1600) == 1600 + ceil(state / other.token_bytes)
 
 
 def test_model_without_attention_has_no_pool_to_plan():

@@ -157,6 +157,9 @@ def test_one_line_may_be_all_there_is():
     line = (LOGS / "vllm_0_11.log").read_text(encoding="utf-8").splitlines()[-1]
     log = read_start_log(line)
     assert (log.weight_bytes, log.kv_pool_bytes) == (int(14.08 * GIB), 59_212_694_937)
+    profile = (LOGS / "vllm_0_10_debug.log").read_text(encoding="utf-8").splitlines()[5]
+    log = read_start_log(f"vLLM\n{profile}")
+    assert (log.weight_bytes, log.activation_bytes) == (int(2.32 * GIB), int(0.45 * GIB))
 
 
 def test_sglang_prints_one_size_for_the_pools_of_a_windowed_model():

@@ -19,7 +19,7 @@ def logits_of(*values):
     return np.array(values, np.float32)
 
 
-def make_row(params, *, seed=0, position=10, banned=(), prompt=(), output=(), request_id="r"):
+def make_row(params, *, seed=0, position=10, banned=(), prompt=(), output=(), allowed=None, request_id="r"):
     return SampleRow(
         request_id=request_id,
         logits_row=0,
@@ -29,6 +29,7 @@ def make_row(params, *, seed=0, position=10, banned=(), prompt=(), output=(), re
         banned_token_ids=tuple(banned),
         prompt_token_ids=array("i", prompt),
         output_token_ids=array("i", output),
+        allowed_tokens=None if allowed is None else sum(1 << one for one in allowed).to_bytes(4, "little"),
     )
 
 
@@ -73,6 +74,33 @@ def test_greedy_beside_masked_tokens_stays_finite():
 
 def test_bias_is_added_to_the_logit():
     assert adjusted(logits_of(1, 2, 3), logit_bias={0: 100.0, 2: -0.5}) == [101.0, 2.0, 2.5]
+
+
+def test_a_token_that_is_not_allowed_is_removed_before_anything_is_added():
+    row = {"allowed": (1, 3), "logit_bias": {0: 100.0, 1: 2.0}, "presence_penalty": -2.0, "output": (2, 3)}
+
+    assert adjusted(logits_of(9, 1, 9, 4), **row) == [-math.inf, 3.0, -math.inf, 6.0]
+
+
+def test_what_is_not_allowed_changes_nothing_among_what_is():
+    params = SamplingParams(temperature=0.7, top_p=0.8, top_k=2)
+    hidden = [sample(logits_of(NOTHING, 1, NOTHING, 2, 1.5), make_row(params, position=p)) for p in range(50)]
+    masked = [sample(logits_of(7, 1, 8, 2, 1.5), make_row(params, position=p, allowed=(1, 3, 4))) for p in range(50)]
+
+    assert hidden == masked and len({one.token_id for one in masked}) == 2
+
+
+def test_log_probabilities_are_of_the_model_whatever_is_allowed():
+    params = SamplingParams(temperature=0.0, logprobs=2)
+    free, held = (sample(logits_of(1, 5, 3), make_row(params, allowed=allowed)) for allowed in (None, (0,)))
+
+    assert held.token_id == 0 and held.logprobs.rank == 3 and math.isfinite(held.logprobs.logprob)
+    assert held.logprobs.top == free.logprobs.top
+
+
+def test_a_mask_of_a_wrong_length_is_our_bug():
+    with pytest.raises(AssertionError, match="one bit per id"):
+        sample(np.zeros(33, np.float32), make_row(SamplingParams(), allowed=(1,)))
 
 
 def test_a_banned_token_has_no_weight_whatever_its_bias():

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import functools
 import itertools
+import time
 
 import openai
 import pytest
 
+from octavo.testing.scripted_llm import LocalServer, scripted_llm
 from octavo.testing.server_process import SMALL, ServerProcess
 
 TURNS = ("hello there", "and then", "what else")
@@ -156,3 +160,62 @@ def test_langchain_talks_to_it(server: ServerProcess):
 
     assert whole.content == "".join(part.content for part in parts)
     assert whole.usage_metadata["output_tokens"] <= 10
+
+
+def test_every_kind_of_failure_has_an_exception_of_the_client(tiny_model: str):
+    """What a full queue, a failing step, a drain and an error inside a stream are to the official client."""
+    llm = scripted_llm(tiny_model, lambda _: "some words", max_num_seqs=1, max_waiting=1)
+    with LocalServer(llm) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=30)
+        ask = functools.partial(client.completions.create, model="tiny", prompt="hi")
+
+        with pytest.raises(openai.BadRequestError) as not_fitting:
+            ask(prompt=[5] * 600)
+        with pytest.raises(openai.NotFoundError):
+            ask(model="other")
+        with pytest.raises(openai.PermissionDeniedError):
+            ask(extra_headers={"Host": "other.example"})
+        with pytest.raises(openai.APIStatusError) as too_large:
+            ask(prompt="a" * (5 << 20))
+        llm.runner.failure = RuntimeError("broken")
+        with pytest.raises(openai.InternalServerError):
+            ask()
+        llm.runner.failure = None
+        llm.runner.pause_s = 0.05
+        chunks = iter(ask(stream=True))
+        assert next(chunks).choices
+        llm.runner.failure = RuntimeError("broken in the middle")
+        with pytest.raises(openai.APIError, match="failed in a step"):
+            list(chunks)
+        llm.runner.failure = None
+        llm.runner.gate.clear()
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            waiting = [pool.submit(ask) for _ in range(2)]
+            while llm.health.num_running + llm.health.num_waiting < 2:
+                time.sleep(0.01)
+            with pytest.raises(openai.RateLimitError) as full:
+                ask()
+            llm.runner.gate.set()
+            assert all(each.result().choices for each in waiting)
+        client.close()
+
+    assert not_fitting.value.code == "context_length_exceeded"
+    assert too_large.value.status_code == 413
+    assert int(full.value.response.headers["retry-after"]) >= 1
+
+
+def test_the_async_client_runs_a_conversation(server: ServerProcess):
+    async def run() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="unused", timeout=60) as client:
+            messages = [{"role": "user", "content": "hello"}]
+            whole = await client.chat.completions.create(model="tiny", messages=messages, max_tokens=9, temperature=0)
+            text = ""
+            async for chunk in await client.chat.completions.create(
+                model="tiny", messages=messages, max_tokens=9, temperature=0, stream=True, n=1
+            ):
+                text += chunk.choices[0].delta.content or ""
+            assert text == whole.choices[0].message.content
+            with pytest.raises(openai.BadRequestError):
+                await client.chat.completions.create(model="tiny", messages=[])
+
+    asyncio.run(run())

@@ -13,6 +13,10 @@ import httpx
 import pytest
 
 import octavo.server
+from octavo.core.block_pool import CACHED
+from octavo.core.snapshot import RequestView, Snapshot
+from octavo.engine.advice import PoolFacts
+from octavo.engine.live_view import LiveFrame
 from octavo.server.settings import ServerSettings
 from octavo.testing.browser import chromium_path, open_browser
 from octavo.testing.scripted_llm import LocalServer, scripted_llm
@@ -98,15 +102,19 @@ def test_with_a_key_the_page_opens_and_shows_nothing(tiny_model: str) -> None:
 
 def test_tenants_do_not_see_each_other(tiny_model: str) -> None:
     settings = ServerSettings(api_key=("one", "two"))
-    with LocalServer(scripted_llm(tiny_model, lambda index: "words"), settings) as server:
-        answer = httpx.get(f"{server.url}/live", headers={"Authorization": "Bearer one"})
-        assert answer.status_code == 403 and "--operator-key" in answer.json()["error"]["message"]
+    with (
+        LocalServer(scripted_llm(tiny_model, lambda index: "words"), settings) as server,
+        httpx.stream("GET", f"{server.url}/live", headers={"Authorization": "Bearer one"}) as answer,
+    ):
+        assert answer.status_code == 403
+        assert "--operator-key" in json.loads(answer.read())["error"]["message"]
 
 
 def test_an_operator_key_is_what_the_live_view_wants(tiny_model: str) -> None:
     settings = ServerSettings(api_key=("one", "two"), operator_key="boss")
     with LocalServer(scripted_llm(tiny_model, lambda index: "words"), settings) as server:
-        assert httpx.get(f"{server.url}/live", headers={"Authorization": "Bearer one"}).status_code == 401
+        with httpx.stream("GET", f"{server.url}/live", headers={"Authorization": "Bearer one"}) as answer:
+            assert answer.status_code == 401
         assert read_frame(server.url, Authorization="Bearer boss")["num_blocks"] > 0
 
 
@@ -217,6 +225,37 @@ def test_a_browser_sees_blocks_fill_a_prefix_shared_and_preemptions(page, tiny_m
 
 
 @needs_browser
+def test_the_page_reads_a_document_as_it_was_packed(page, local: LocalServer) -> None:
+    holders = [0, 1, 2, 3, 18, 0, 1, 1, 2, 17]
+    block_map = bytes(CACHED if index == 5 else count and count + 1 for index, count in enumerate(holders))
+    tables = ((5, 9, 10), (10, 9, 8, 7, 2, 3), (0, 0, 4))
+    views = tuple(
+        RequestView(
+            request_id=f"r{index}", status="running", num_prompt_tokens=40, num_output_tokens=0, num_computed_tokens=40,
+            num_hit_tokens=0, num_preemptions=0, max_total_tokens=50, tables=(table,),
+        )
+        for index, table in enumerate(tables)
+    )  # fmt: skip
+    snapshot = Snapshot(block_size=16, num_usable_blocks=10, num_free_blocks=2, requests=views, block_map=block_map)
+    frame = LiveFrame(
+        model="tiny", block_bytes=1, facts=PoolFacts(num_blocks=10, block_size=16, max_num_seqs=4), now_s=1.0,
+        snapshot=snapshot, copied=frozenset({9}), arrivals_s={}, empty_ratio=0.0, seconds=(), latency={},
+    )  # fmt: skip
+
+    page.goto(local.url)
+    read = page.evaluate(
+        "kv => import('./static/live.js').then(({ unpack }) => { const live = unpack(kv); return {"
+        " states: [...live.blocks.states], holders: [...live.blocks.holders],"
+        " tables: live.requests.map((one) => one.tables) }; })",
+        frame.as_dict(),
+    )
+
+    assert read["states"] == [0, 2, 3, 3, 3, 1, 2, 2, 4, 3]
+    assert read["holders"] == [0, 1, 2, 3, 17, 0, 1, 1, 0, 17]
+    assert read["tables"] == [[list(table)] for table in tables]
+
+
+@needs_browser
 def test_the_playground_shows_what_was_a_hit_and_takes_no_markup(page, tiny_model: str) -> None:
     said = "<img src=x onerror=alert(1)> & <b>bold</b>"
     with LocalServer(scripted_llm(tiny_model, lambda index: said)) as server:
@@ -234,8 +273,11 @@ def test_the_playground_shows_what_was_a_hit_and_takes_no_markup(page, tiny_mode
         page.click("#chat-reset")
         assert page.locator(".turn").count() == 0
     assert first.startswith("0 of ")
-    hits, prompt = (int(number.replace(",", "")) for number in re.match(r"([\d,]+) of ([\d,]+)", second).groups())
-    assert 0 < hits < prompt
+    (_, first_prompt), (hits, prompt) = (
+        (int(number.replace(",", "")) for number in re.match(r"([\d,]+) of ([\d,]+)", line).groups())
+        for line in (first, second)
+    )
+    assert first_prompt < hits < prompt, "the answer was sent again, too, and found"
     assert page.troubles == []
 
 

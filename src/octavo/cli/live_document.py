@@ -1,6 +1,6 @@
 """LivePool: an `octavo.kv/1` document read back into blocks, for drawing.
 
-The form is described in `octavo.engine.live_view`.
+The form is described in `octavo.engine.live_frame`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.engine.live_view import SCHEMA
+from octavo.engine.live_frame import SCHEMA
 from octavo.errors import MachineError
 
 EMPTY, CACHED, IN_USE, SHARED, COPIED = range(5)

@@ -45,7 +45,9 @@ def print_plan(plan: Plan) -> None:
         _print_block(console, "Two ceilings", _ceilings_table(plan.ceilings))
     if plan.levers:
         _print_block(console, "What each lever would do", _levers_table(plan))
-    if plan.targets or plan.target_concurrency:
+    if plan.calibration:
+        _print_block(console, "The rules against the log", _calibration_table(plan))
+    if plan.target_concurrency:
         _print_block(console, f"What holds {plan.target_concurrency:,} requests at once", _targets_table(plan))
     if plan.advice:
         _print_block(console, "Advice", _advice_table(plan))
@@ -162,9 +164,9 @@ def _concurrency_table(plan: Plan) -> Table:
     )
     if plan.lengths is not None:
         prompt, output = plan.lengths["mean_prompt_tokens"], plan.lengths["mean_output_tokens"]
-        words = f"prompts of {float(prompt):,.0f}, answers of {float(output):,.0f} on average, each at a random step"
+        words = f"{plan.lengths['source']}: {float(prompt):,.0f} + {float(output):,.0f} on average, at a random step"
         count = "-" if plan.concurrency_at_lengths is None else f"{plan.concurrency_at_lengths:,.2f}"
-        table.add_row(f"at {plan.lengths['source']}, paged", count, Text(words, style="dim"))
+        table.add_row("of the asked lengths, paged", count, Text(words, style="dim"))
     table.add_row(
         "any length, reserved",
         f"{plan.reserved_concurrency:,}",
@@ -239,6 +241,21 @@ def _lever_row(lever: Lever, *, has_lengths: bool) -> list[str | Text]:
         at_lengths = lever.concurrency_at_lengths
         row.append("-" if at_lengths is None else f"{at_lengths:,.1f}")
     return row
+
+
+def _calibration_table(plan: Plan) -> Table:
+    table = _table("", ">", ">", ">", "")
+    table.add_row("", *(Text(head, style="dim") for head in ("rule", "log", "off by", "")))
+    for each in plan.calibration:
+        ratio = each.difference_ratio
+        table.add_row(
+            each.term,
+            format_bytes(each.rule.value_bytes),
+            format_bytes(each.logged_bytes),
+            "-" if ratio is None else f"{ratio:+.1%}",
+            Text("inside its interval" if each.is_inside else "outside of its interval", style="dim"),
+        )
+    return table
 
 
 def _targets_table(plan: Plan) -> Table:

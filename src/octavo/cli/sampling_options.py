@@ -66,7 +66,7 @@ def _options(max_tokens: int) -> list[Command]:
         add("--include-stop-str-in-output", is_flag=True, help="Keep the stop text at the end"),
         add("--ignore-eos", is_flag=True, help="Go on after an end-of-sequence token"),
         add("--logprobs", type=int, metavar="K", help="Report K likeliest tokens per output token, in --json"),
-        add("--json-schema", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Answer in this JSON"),
+        add("--json-schema", metavar="FILE", help="Answer in this JSON"),
         add("--regex", metavar="EXPR", help="Answer in a text that all of EXPR matches"),
         add("--choice", multiple=True, metavar="TEXT", help="Answer in one of several texts; repeatable"),
         add("--prompt-logprobs", type=int, metavar="K", help="The same for prompt tokens, in --json"),

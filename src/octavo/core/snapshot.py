@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -31,7 +31,7 @@ class RequestView:
     num_preemptions: int
     max_total_tokens: int
     wait_reason: WaitReason | None = None
-    tables: tuple[tuple[BlockId, ...], ...] = ()
+    tables: tuple[Sequence[BlockId], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +73,10 @@ def take_snapshot(kv_cache: KVCache, requests: Iterable[Request]) -> Snapshot:
 
 
 def _view(kv_cache: KVCache, request: Request) -> RequestView:
-    tables: tuple[tuple[BlockId, ...], ...] = ()
+    tables: tuple[Sequence[BlockId], ...] = ()
     if request.status is RequestStatus.RUNNING:
-        # Ids as the arrays have them: a call per block would cost more than all the rest.
-        tables = cast("tuple[tuple[BlockId, ...], ...]", tuple(map(tuple, kv_cache.tables(request))))
+        # Copies of the arrays: an object per block would cost more than all the rest.
+        tables = cast("tuple[Sequence[BlockId], ...]", tuple(table[:] for table in kv_cache.tables(request)))
     return RequestView(
         request_id=request.request_id,
         status=request.status.value,

@@ -97,7 +97,12 @@ def assemble(
         eos_token_ids=eos_token_ids,
         fingerprint=_fingerprint(model, resolved),
         tokenizer=tokenizer,
-        grammars=LlguidanceCompiler(tokenizer, vocab_size=model.spec.vocab_size, eos_token_ids=eos_token_ids),
+        grammars=LlguidanceCompiler(
+            tokenizer,
+            vocab_size=model.spec.vocab_size,
+            eos_token_ids=eos_token_ids,
+            is_guarded=purpose == "serving",
+        ),
         seed=resolved.seed,
     )
     return Assembled(engine=engine, tokenizer=tokenizer, model=model, resolved=resolved, card=card)

@@ -143,7 +143,7 @@ class AsyncLLM:
         self._bells: dict[asyncio.AbstractEventLoop, Bell] = {}
         self._bells_lock = threading.Lock()
         # A pool of its own: a queue of slow schemas must not keep other work of the loop from a thread.
-        self._compilers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="octavo-grammar")
+        self._compilers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="octavo-grammar")
         parts.engine.start_metrics(keeps_finished=False)
         self._explanations = ExplainLog(parts.engine)
         self.live = LiveView(
@@ -272,7 +272,7 @@ class AsyncLLM:
         return self._explanations.find(request_id)
 
     async def look(self) -> dict[str, Any]:
-        """Return the pool, its requests and the last minute: `octavo.kv/1`, as `octavo.engine.live_view` describes it.
+        """Return the pool, its requests and the last minute: `octavo.kv/1`, as `octavo.engine.live_frame` describes it.
 
         The engine's thread copies, another one packs.
 

@@ -25,16 +25,11 @@ from octavo.models.safetensors_file import read_safetensors_directory
 from octavo.models.shape import ModelShape
 from octavo.models.shape_config import shape_from_hf
 from octavo.models.spec import ModelSpec
+from octavo.models.spec_shape import shape_of_spec
 from octavo.models.tensor_kinds import TensorKind
 from octavo.planner.subject import Subject
 
 _STORED: Mapping[str, TensorKind] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
-_CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 
 
 def find_subject(model: str, environ: Mapping[str, str], *, is_bundled_only: bool = False) -> Subject:
@@ -117,13 +112,20 @@ def _opened(opened: OpenedModel, asked: str, *, name: str) -> Subject:
         name=name,
         asked=asked,
         source=f"headers of {opened.path.name}",
-        shape=shape_of_spec(opened.spec, name=name),
+        shape=_shape_of(opened, name),
         opened=opened,
         spec=opened.spec,
         stored_bytes=opened.weight_bytes,
         stored_source=f"headers of {opened.path.name}",
         is_alias=asked in ALIASES,
     )
+
+
+def _shape_of(opened: OpenedModel, name: str) -> ModelShape:
+    config_path = opened.path / "config.json"
+    if opened.format == "safetensors":
+        return shape_from_hf(read_json(config_path), where=str(config_path), name=name)
+    return shape_of_spec(opened.spec)
 
 
 def _alias(alias: str) -> Subject:
@@ -143,11 +145,11 @@ def _alias(alias: str) -> Subject:
 
 def _published(config: Mapping[str, Any], *, name: str, asked: str, source: str) -> Subject:
     """Count a configuration; whether Octavo runs it is said only when that is asked."""
-    shape = shape_from_hf(config, where=source, name=name)
+    shape = shape_from_hf(config, where=name, name=name)
     spec: ModelSpec | None = None
     refusal: ModelError | None = None
     try:
-        spec = spec_from_hf(config, where=source, name=name)
+        spec = spec_from_hf(config, where=name, name=name)
     except ModelError as error:
         refusal = error
     kind = _STORED.get(shape.dtype, "bf16")
@@ -160,25 +162,3 @@ def _published(config: Mapping[str, Any], *, name: str, asked: str, source: str)
         stored=dict.fromkeys(tensor_shapes(spec), kind) if spec is not None else {},
         octavo_refusal=refusal,
     )
-
-
-def shape_of_spec(spec: ModelSpec, *, name: str) -> ModelShape:
-    """Count a model that Octavo runs, whatever kind of file it came from."""
-    config: dict[str, object] = {
-        "architectures": [_CLASSES[spec.architecture]],
-        "vocab_size": spec.vocab_size,
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "max_position_embeddings": spec.max_position,
-        "tie_word_embeddings": spec.tie_embeddings,
-        "torch_dtype": "float16",
-    }
-    if spec.architecture in ("llama", "qwen3"):
-        config |= {"attention_bias": spec.output_bias, "mlp_bias": spec.mlp_bias}
-    if spec.architecture == "mistral":
-        config["sliding_window"] = spec.sliding_window
-    return shape_from_hf(config, where=spec.name, name=name)

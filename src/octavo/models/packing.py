@@ -122,7 +122,8 @@ def packing_from_hf(fields: Fields) -> Packing | None:
 
 def _packing_of(method: str, config: Fields) -> Packing:
     match method:
-        case "awq" | "gptq":
+        case "awq" | "gptq" | "auto-round":
+            method = "gptq" if method == "auto-round" else method
             bits = config.whole("bits", config.whole("w_bit", 4))
             group = config.whole("group_size", config.whole("q_group_size", 128, minimum=-1), minimum=-1)
             group = 0 if group == -1 else group
@@ -132,6 +133,8 @@ def _packing_of(method: str, config: Fields) -> Packing:
             return PACKINGS["fp8-block" if is_blocked else "fp8"]
         case "mxfp4":
             return PACKINGS["mxfp4"]
+        case "modelopt" if config.text("quant_algo", "") in ("FP8", "NVFP4"):
+            return PACKINGS[config.text("quant_algo").lower()]
         case "compressed-tensors":
             return _compressed(config)
         case "bitsandbytes":
@@ -139,7 +142,8 @@ def _packing_of(method: str, config: Fields) -> Packing:
             return PACKINGS["bnb-nf4" if is_four else "w8a8"]
     raise UnsupportedModelError(
         f"{config.describe('quant_method')}, a scheme whose bytes cannot be counted",
-        because="the known ones are awq, gptq, fp8, fbgemm_fp8, mxfp4, compressed-tensors and bitsandbytes",
+        because="the known ones are awq, gptq, auto-round, fp8, fbgemm_fp8, mxfp4, modelopt (FP8 and NVFP4),"
+        " compressed-tensors and bitsandbytes",
     )
 
 

@@ -12,11 +12,12 @@ from octavo.errors import UnsupportedModelError
 from octavo.models.fields import Fields
 from octavo.models.packing import packing_from_hf
 from octavo.models.shape import ModelShape
-from octavo.models.shapes import classic, deepseek_v4, dense, gemma4, hybrid, latent, mixture, multimodal
+from octavo.models.shapes import classic, deepseek_v4, dense, gemma4, hybrid, latent, mixture, multimodal, ungated
 from octavo.models.shapes.draft import ShapeDraft
 from octavo.models.shapes.multimodal import of_text, text_of
 
 _FAMILIES: dict[str, Callable[[Fields], ShapeDraft]] = {
+    "ArceeForCausalLM": ungated.draft_arcee,
     "BloomForCausalLM": classic.draft_bloom,
     "Cohere2ForCausalLM": dense.draft_cohere2,
     "CohereForCausalLM": dense.draft_cohere,
@@ -24,6 +25,8 @@ _FAMILIES: dict[str, Callable[[Fields], ShapeDraft]] = {
     "DeepseekV32ForCausalLM": latent.draft_deepseek_sparse,
     "DeepseekV3ForCausalLM": latent.draft_deepseek,
     "DeepseekV4ForCausalLM": deepseek_v4.draft_deepseek_v4,
+    "Dots1ForCausalLM": mixture.draft_dots1,
+    "Exaone4ForCausalLM": dense.draft_exaone4,
     "FalconForCausalLM": classic.draft_falcon,
     "GPT2LMHeadModel": classic.draft_gpt2,
     "GPTBigCodeForCausalLM": classic.draft_gpt_bigcode,
@@ -35,6 +38,7 @@ _FAMILIES: dict[str, Callable[[Fields], ShapeDraft]] = {
     "GemmaForCausalLM": dense.draft_gemma,
     "Glm4ForCausalLM": dense.draft_glm4,
     "Glm4MoeForCausalLM": mixture.draft_glm4_moe,
+    "Glm4MoeLiteForCausalLM": latent.draft_deepseek,
     "GlmForCausalLM": dense.draft_glm,
     "GlmMoeDsaForCausalLM": latent.draft_deepseek_sparse,
     "GptOssForCausalLM": mixture.draft_gpt_oss,
@@ -53,6 +57,7 @@ _FAMILIES: dict[str, Callable[[Fields], ShapeDraft]] = {
     "Mistral4ForCausalLM": latent.draft_mistral4,
     "MistralForCausalLM": dense.draft_mistral,
     "MixtralForCausalLM": mixture.draft_mixtral,
+    "NemotronForCausalLM": ungated.draft_nemotron,
     "NemotronHForCausalLM": hybrid.draft_nemotron_h,
     "OPTForCausalLM": classic.draft_opt,
     "Olmo2ForCausalLM": dense.draft_olmo2,
@@ -68,8 +73,9 @@ _FAMILIES: dict[str, Callable[[Fields], ShapeDraft]] = {
     "Qwen3NextForCausalLM": hybrid.draft_qwen3_next,
     "Qwen3_5ForCausalLM": hybrid.draft_qwen3_next,
     "Qwen3_5MoeForCausalLM": hybrid.draft_qwen3_next,
+    "SeedOssForCausalLM": dense.draft_seed_oss,
     "SmolLM3ForCausalLM": dense.draft_smollm3,
-    "Starcoder2ForCausalLM": dense.draft_starcoder2,
+    "Starcoder2ForCausalLM": ungated.draft_starcoder2,
 }
 _MULTIMODAL_FAMILIES: dict[str, Callable[[Fields], ShapeDraft]] = {
     "Gemma3ForConditionalGeneration": of_text(dense.draft_gemma3),

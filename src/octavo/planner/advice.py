@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 from octavo.errors import CapacityError, InvalidParameterError
@@ -12,10 +13,13 @@ from octavo.planner.lengths import Lengths
 from octavo.planner.question import PlanQuestion
 from octavo.planner.sizer import Sizer, device_of, ranks
 from octavo.planner.sizing import Sizing
-from octavo.units import GIB, MIB
+from octavo.units import GIB, MIB, format_bytes
 
 AdviceKind = Literal["change", "warning", "note"]
 
+_NO_SPEED = "how many requests keep the asked latency is not known, since the device's speed is not: "
+_MEASURE = "measure it with `octavo bench kernels --json > speed.json`, and add `--calibrate speed.json`"
+_NAME_IT = "name it with `--device`, as `--list-devices` spells it"
 _MAX_CHANGES = 6
 _MAX_RANKS = 16
 _MOST_UTILIZATION = 0.97
@@ -45,10 +49,18 @@ class Advice:
         return {"kind": self.kind, "text": self.text, "options": dict(self.options)}
 
 
-def find_advice(sizer: Sizer, question: PlanQuestion, base: Sizing, lengths: Lengths | None) -> tuple[Advice, ...]:
-    """Return changes that make it fit, nearest first, or warnings about a plan that fits."""
+def find_advice(
+    sizer: Sizer, question: PlanQuestion, base: Sizing, lengths: Lengths | None, *, has_speed: bool
+) -> tuple[Advice, ...]:
+    """Return changes that make it fit, nearest first, or warnings about a plan that fits.
+
+    Args:
+        has_speed: The device's speed is known, so a latency could be looked at.
+    """
     advice = list(_warnings(question, base)) if base.fits else list(_changes_that_fit(sizer, question, base))
     advice += _about_lengths(base, lengths)
+    if question.itl is not None and not has_speed:
+        advice.append(Advice(kind="note", text=_NO_SPEED + (_MEASURE if base.engine == "octavo" else _NAME_IT)))
     advice += [Advice(kind="note", text=note) for note in base.notes]
     return tuple(advice)
 
@@ -56,8 +68,11 @@ def find_advice(sizer: Sizer, question: PlanQuestion, base: Sizing, lengths: Len
 def _changes_that_fit(sizer: Sizer, question: PlanQuestion, base: Sizing) -> Iterator[Advice]:
     yield Advice(kind="warning", text=_what_is_missing(base))
     found = 0
-    for options in _candidates(question, base):
-        fitting = _tried(sizer, question, options)
+    singles = list(_candidates(question, base))
+    for options in chain(singles, (_with_a_shorter_length(sizer, question, each) for each in singles)):
+        if found and options not in singles:
+            return  # two changes at once are only worth a line where no single one helps
+        fitting = _tried(sizer, question, options) if options else None
         if fitting is None:
             continue
         change = Advice(kind="change", text="", options=options)
@@ -67,9 +82,7 @@ def _changes_that_fit(sizer: Sizer, question: PlanQuestion, base: Sizing) -> Ite
         if found == _MAX_CHANGES:
             return
     if not found:
-        yield Advice(
-            kind="warning", text="no single change makes it fit: take a smaller model, or devices with more memory"
-        )
+        yield Advice(kind="warning", text="no change that was tried makes it fit: take a smaller model, or more memory")
 
 
 def _what_is_missing(base: Sizing) -> str:
@@ -79,6 +92,8 @@ def _what_is_missing(base: Sizing) -> str:
             f"does not fit by {_gib(spent - base.usable_bytes)}: weights, activations and overhead take {_gib(spent)},"
             f" {_gib(base.usable_bytes)} may be used, and there is no KV cache yet"
         )
+    if base.refusal is not None and base.longest_fitting_len >= base.length_limit:
+        return f"does not fit: {base.refusal.message}"
     needed = base.kv.blocks_for(base.length_limit) * base.kv.block_bytes
     missing = max(0, needed - base.num_blocks * base.kv.block_bytes)
     return (
@@ -89,6 +104,8 @@ def _what_is_missing(base: Sizing) -> str:
 
 def _candidates(question: PlanQuestion, base: Sizing) -> Iterator[dict[str, str]]:
     """Return changes that may help, the least intrusive first."""
+    if base.refusal is not None and base.num_blocks and base.engine != "octavo":
+        yield from _smaller_pool(question, base)
     if base.longest_fitting_len >= 1:
         yield {"max_model_len": str(base.safe_length or base.longest_fitting_len)}
     if base.engine == "octavo":
@@ -107,9 +124,16 @@ def _candidates(question: PlanQuestion, base: Sizing) -> Iterator[dict[str, str]
         tensor, stages = ranks(question)
         more = 2 * tensor
         while more * stages <= _MAX_RANKS:
-            # `--devices` would contradict the new size, so it is said anew.
-            yield {"tensor_parallel_size": str(more), "devices": str(more * stages)}
+            yield rank_options(question, more, stages)
             more *= 2
+
+
+def _smaller_pool(question: PlanQuestion, base: Sizing) -> Iterator[dict[str, str]]:
+    """Return the most that a pool of an asked size can have."""
+    if question.num_blocks is not None:
+        yield {"num_blocks": str(base.low_blocks or base.num_blocks)}
+    elif question.kv_cache_memory is not None:
+        yield {"kv_cache_memory": f"{max(0, base.pool.low_bytes) // MIB}MiB"}
 
 
 def _more_memory(question: PlanQuestion, base: Sizing) -> Iterator[dict[str, str]]:
@@ -138,6 +162,18 @@ def _more_utilization(question: PlanQuestion, base: Sizing) -> Iterator[dict[str
             yield {"utilization": f"{share:g}"}
 
 
+def _with_a_shorter_length(sizer: Sizer, question: PlanQuestion, options: dict[str, str]) -> dict[str, str]:
+    """Return a change together with the longest length that fits under it; empty where none does."""
+    if "max_model_len" in options:
+        return {}
+    try:
+        sizing = sizer.size(with_options(question, {**options, "max_model_len": "1"}))
+    except (InvalidParameterError, CapacityError):
+        return {}
+    longest = min(sizing.safe_length, sizing.model_limit)
+    return {**options, "max_model_len": str(longest)} if longest >= 1 else {}
+
+
 def _tried(sizer: Sizer, question: PlanQuestion, options: Mapping[str, str]) -> Sizing | None:
     """Return the memory divided with a change, if it fits."""
     try:
@@ -146,6 +182,15 @@ def _tried(sizer: Sizer, question: PlanQuestion, options: Mapping[str, str]) -> 
     except (InvalidParameterError, CapacityError):
         return None
     return sizing if sizing.fits else None
+
+
+def rank_options(question: PlanQuestion, tensor: int, stages: int) -> dict[str, str]:
+    """Return the options that ask for so many ranks, spelt as the question spelt its own."""
+    if question.tensor_parallel_size is None:
+        return {"devices": str(tensor * stages)}
+    both = {"tensor_parallel_size": str(tensor)}
+    # Where the number of devices was said as well, it would contradict the new size.
+    return both if question.devices is None else {**both, "devices": str(tensor * stages)}
 
 
 def with_options(question: PlanQuestion, options: Mapping[str, str]) -> PlanQuestion:
@@ -182,6 +227,19 @@ def _warnings(question: PlanQuestion, base: Sizing) -> Iterator[Advice]:
             text=f"only {max(0, free) / GIB:.2f} GiB stay free beside the engine: another process, or a peak that the"
             " engine did not see at its start, ends it for lack of memory",
         )
+    if (
+        base.max_concurrency > base.max_num_seqs + 1
+        and question.kv_cache_memory is None
+        and question.num_blocks is None
+    ):
+        enough = (base.kv.blocks_for(base.max_model_len) * base.max_num_seqs + 1) * base.kv.block_bytes
+        yield Advice(
+            kind="note",
+            text=f"the pool takes what the rest leaves; {base.max_num_seqs:,} requests of {base.max_model_len:,}"
+            f" tokens, as many as run at once, need {_gib(enough)} of it: `--kv-cache-memory {-(-enough // MIB)}MiB`"
+            " would do",
+            options={"kv_cache_memory": f"{-(-enough // MIB)}MiB"},
+        )
     if not base.is_length_asked and base.max_model_len < base.model_limit:
         yield Advice(
             kind="note",
@@ -204,4 +262,4 @@ def _about_lengths(base: Sizing, lengths: Lengths | None) -> Iterator[Advice]:
 
 
 def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.2f} GiB"
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB // 4 else format_bytes(num_bytes)

@@ -17,13 +17,16 @@ from octavo.planner.estimate import Estimate, around, exact, remainder
 from octavo.planner.forward_shape import ForwardShape
 from octavo.planner.loaded_weights import loaded_weights
 from octavo.planner.start_log import StartLog
-from octavo.units import GIB
+from octavo.units import GIB, format_bytes, quote
 
 TermName = Literal["weights", "activation", "overhead", "activation and overhead", "CUDA graphs", "KV pool"]
 
 _ROUNDING_BYTES = int(0.005 * GIB)
 # A second start of the same release was seen to differ by so much: other neighbours on the device, other drivers.
 _AGAIN_SHARE, _WEIGHTS_AGAIN_SHARE, _AGAIN_BYTES = 0.02, 0.003, int(0.02 * GIB)
+
+# Weights that differ by more are another model's, or the same packed otherwise.
+_ANOTHER_MODEL = 1.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,7 @@ def calibrate(
         weights_from: Where `weights` were counted.
 
     Raises:
-        InvalidParameterError: an engine without rules, or a log that lacks what is to be compared.
+        InvalidParameterError: an engine without rules, a log that lacks what is to be compared, or another model's.
     """
     if log.engine == "llama.cpp":
         raise InvalidParameterError(
@@ -130,7 +133,7 @@ def calibrate(
         raise InvalidParameterError(
             "the log does not say how much memory the device has",
             param="calibrate",
-            because="vLLM prints it up to 0.9, later only with `VLLM_LOGGING_LEVEL=DEBUG`",
+            because="many releases of vLLM print it only with `VLLM_LOGGING_LEVEL=DEBUG`",
             hints=("name the device, for example `--device h100`",),
         )
     logged_weights = weights if log.weight_bytes is None else exact(log.weight_bytes, source="the log")
@@ -146,6 +149,7 @@ def calibrate(
         weights_from=weights_from if log.weight_bytes is None else "log",
     )
     weights = loaded_weights(weights, forward, weights_from=weights_from)
+    _check_same_model(log, weights)
     terms = _differences(log, rule, weights)
     by_name = {each.term: each for each in terms}
     activation = by_name.get("activation")
@@ -166,6 +170,20 @@ def calibrate(
         else activation.logged_bytes / rule.activation.value_bytes,
         overhead_bytes=0 if rest is None else rest.difference_bytes,
         source=f"calibrated by a log of {log.engine} {log.version or rule.version}",
+    )
+
+
+def _check_same_model(log: StartLog, weights: Estimate) -> None:
+    """Refuse a log whose weights are far from the model's: what it teaches would be wrong for it."""
+    if log.weight_bytes is None or 1 / _ANOTHER_MODEL < log.weight_bytes / weights.value_bytes < _ANOTHER_MODEL:
+        return
+    named = f"it names {quote(log.model)}" if log.model else "it names no model"
+    raise InvalidParameterError(
+        f"the log is of another model: {format_bytes(log.weight_bytes)} of weights were loaded on one device,"
+        f" this model has {format_bytes(weights.value_bytes)}",
+        param="calibrate",
+        because=f"a log teaches about the model that was started; {named}",
+        hints=("plan for that model, or say how its weights were packed, for example `--weight-dtype awq`",),
     )
 
 

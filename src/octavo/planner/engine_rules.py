@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from octavo.errors import InvalidParameterError
 from octavo.planner import sglang_budget, vllm_budget
@@ -42,7 +43,7 @@ def engine_budget(
         weights_from: Where `weights` were counted.
 
     Raises:
-        InvalidParameterError: another engine, or a version that is no release number.
+        InvalidParameterError: another engine, a version that is no release number, or a CPU.
     """
     if engine not in _RULES:
         raise InvalidParameterError(
@@ -51,10 +52,17 @@ def engine_budget(
             because=f"there are rules for {' and '.join(_RULES)}",
             hints=("write for example `--engine vllm`",),
         )
+    if device is not None and device.kind == "cpu":
+        raise InvalidParameterError(
+            f"there are no rules for {engine} on a CPU",
+            param="device",
+            because="there it measures nothing: its KV pool is a setting",
+            hints=("leave `--engine` out to plan for Octavo, which runs there",),
+        )
     rule, newest = _RULES[engine]
     seen = visible or (device.visible if device else None)
     assert seen is not None, "a device or its visible memory is needed"
-    return rule(
+    budget = rule(
         BudgetCase(
             device=device,
             visible=seen,
@@ -64,3 +72,7 @@ def engine_budget(
             version=newest if version is None else parse_version(version),
         )
     )
+    if device is None or device.name.startswith("NVIDIA"):
+        return budget
+    note = f"no start of {engine} on such a device was read: the rules are those of NVIDIA's, and may be off"
+    return replace(budget, notes=(*budget.notes, note))

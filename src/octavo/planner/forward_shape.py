@@ -18,6 +18,7 @@ class ForwardShape:
         num_experts_per_token: Experts that one token visits in a layer; 0 if the model is no mixture.
         has_expert_buffers: Whether another engine's kernels keep buffers for the experts; those for MXFP4 do not.
         latent_width: What latent attention keeps of a token in one layer; 0 if there is none.
+        has_states: Whether layers keep a recurrent state, whose kernels need memory that no rule here counts.
         sees_images: Whether the model has parts for images or sound besides, which other engines load, too.
     """
 
@@ -30,6 +31,7 @@ class ForwardShape:
     num_experts_per_token: int = 0
     has_expert_buffers: bool = True
     latent_width: int = 0
+    has_states: bool = False
     sees_images: bool = False
 
     @property
@@ -54,5 +56,6 @@ def forward_shape(shape: ModelShape) -> ForwardShape:
         num_experts_per_token=visits // routers if routers else 0,
         has_expert_buffers=shape.quantization != "mxfp4",
         latent_width=max(latent, default=0),
+        has_states=any(layer.state for layer in shape.layers),
         sees_images=bool(shape.uncounted),
     )

@@ -43,6 +43,7 @@ class KVLayout:
         max_num_batched_tokens: A step may hold so many tokens beside a window.
         is_counted_by_concurrency: The engine's token line is its concurrency x `max_model_len` (vLLM since 0.21);
             before, it is blocks / groups x block size.
+        is_flat: The engine knows no groups, so its figures count attention alone.
         sequence_ranks: Ranks that each keep a share of every sequence (decode context parallelism).
     """
 
@@ -53,6 +54,7 @@ class KVLayout:
     groups: tuple[LayerGroup, ...]
     max_num_batched_tokens: int
     is_counted_by_concurrency: bool = False
+    is_flat: bool = False
     sequence_ranks: int = 1
 
     @property
@@ -111,7 +113,7 @@ class KVLayout:
         if self.is_counted_by_concurrency:
             assert max_model_len is not None, "this engine counts tokens at max_model_len"
             return self.request_token_bytes(max_model_len)
-        return self.block_bytes * len(self.groups) / (self.block_size * self.sequence_ranks)
+        return self.block_bytes * self._num_counted_groups / (self.block_size * self.sequence_ranks)
 
     def request_token_bytes(self, num_tokens: int) -> float:
         """Return the bytes of the blocks of one request of so many tokens, per token."""
@@ -126,7 +128,11 @@ class KVLayout:
         if self.is_counted_by_concurrency:
             assert max_model_len is not None, "this engine counts tokens at max_model_len"
             return int(self.concurrency(num_blocks, max_model_len) * max_model_len)
-        return num_blocks // len(self.groups) * self.block_size * self.sequence_ranks
+        return num_blocks // self._num_counted_groups * self.block_size * self.sequence_ranks
+
+    @property
+    def _num_counted_groups(self) -> int:
+        return 1 if self.is_flat else len(self.groups)
 
 
 def kv_layout(
@@ -183,6 +189,7 @@ def kv_layout(
                 block_bytes=block_bytes,
                 groups=groups,
                 max_num_batched_tokens=max_num_batched_tokens,
+                is_flat=is_flat,
                 is_counted_by_concurrency=engine == "vllm" and version >= _TOKENS_BY_CONCURRENCY_SINCE,
                 sequence_ranks=decode_context_parallel_size,
             )

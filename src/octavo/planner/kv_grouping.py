@@ -68,7 +68,9 @@ def group_layers(
     if not attention:
         raise UnsupportedModelError("a model without attention keeps no tokens, so there is no KV pool to plan")
     if is_flat or (len(attention) == 1 and not states):
-        return _one_group(attention, states, block_size=block_size, is_flat=is_flat, is_capped=engine == "octavo")
+        # vLLM's first engine kept states in memory of their own, outside the pool.
+        pooled = {} if engine == "vllm" else states
+        return _one_group(attention, pooled, block_size=block_size, is_flat=is_flat, is_capped=engine == "octavo")
     if states:
         block_size = _enlarged(attention, states, block_size)
     num_states = 2 if is_caching and version >= _CACHED_STATES_SINCE else 1

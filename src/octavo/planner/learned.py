@@ -58,6 +58,7 @@ def learn(path: Path, question: PlanQuestion, subject: Subject) -> Learned:
         weights=weights,
         settings=settings_of(completed, completed.max_model_len or subject.shape.max_position, tensor, stages),
         device=device_of(completed),
+        weights_from="files" if subject.stored_bytes and completed.weight_dtype == "auto" else "config",
     )
     return Learned(question=completed, calibration=calibration)
 

@@ -23,6 +23,7 @@ from octavo.units import parse_count, quote
 
 _CLASS = re.compile(r"([^:x]+):([^:x]+?)(?:x(\d{1,9}))?")
 _MAX_TOKENS = 2**31 - 1
+_EVEN_STRETCH = 64
 
 # Columns of published traces, in pairs: tokens of the prompt, tokens of the answer.
 _NAMES = (
@@ -99,7 +100,8 @@ class Lengths:
         steps; at a random moment a running request is in any of its steps alike, so long answers count for longer.
 
         Args:
-            held: What a request of n tokens holds; it changes only where n passes a multiple of `step`.
+            held: What a request of n tokens holds; it changes only where n passes a multiple of `step`, or evenly with
+                every token if that is 1.
         """
         sums = _StepSums(held, step)
         total = steps = 0.0
@@ -110,18 +112,29 @@ class Lengths:
 
 
 class _StepSums:
-    """Sums of `held(1) ... held(n)` in constant time each, by whole steps."""
+    """Sums of `held(1) ... held(n)` in constant time each, by whole stretches of tokens.
+
+    Where every token counts by itself (a step of 1), what is held grows evenly, so a stretch is its middle.
+    """
 
     def __init__(self, held: Callable[[int], float], step: int) -> None:
         self._held = held
-        self._step = step
+        self._is_even = step == 1
+        self._stretch = _EVEN_STRETCH if self._is_even else step
         self._sums = [0.0]
 
     def up_to(self, num_tokens: int) -> float:
-        whole, rest = divmod(num_tokens, self._step)
+        whole, rest = divmod(num_tokens, self._stretch)
         while len(self._sums) <= whole:
-            self._sums.append(self._sums[-1] + self._step * self._held(len(self._sums) * self._step))
-        return self._sums[whole] + (rest * self._held((whole + 1) * self._step) if rest else 0.0)
+            self._sums.append(self._sums[-1] + self._sum_of(len(self._sums) - 1, self._stretch))
+        return self._sums[whole] + self._sum_of(whole, rest)
+
+    def _sum_of(self, stretch: int, num_tokens: int) -> float:
+        """Return the sum over the first tokens of a stretch."""
+        begin = stretch * self._stretch
+        if self._is_even and num_tokens:
+            return num_tokens * (self._held(begin + 1) + self._held(begin + num_tokens)) / 2
+        return num_tokens * self._held(begin + self._stretch) if num_tokens else 0.0
 
 
 def parse_lengths(text: str, *, param: str = "lengths") -> Lengths:

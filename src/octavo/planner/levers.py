@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.errors import CapacityError, InvalidParameterError
+from octavo.planner.advice import rank_options, with_options
 from octavo.planner.lengths import Lengths
 from octavo.planner.question import PlanQuestion
 from octavo.planner.sizer import Sizer, ranks
@@ -146,9 +147,13 @@ def _more_devices(question: PlanQuestion) -> Iterator[_Change]:
     for more in (2 * tensor, 4 * tensor):
         if more * stages > _MAX_RANKS:
             return
-        changed = replace(question, devices=None, tensor_parallel_size=more)
+        changed = with_options(question, rank_options(question, more, stages))
         yield _Change(
-            name=f"{more * stages} devices in parallel", question=changed, options=f"--tensor-parallel-size {more}"
+            name=f"{more * stages} devices in parallel",
+            question=changed,
+            options=" ".join(
+                f"--{name.replace('_', '-')} {value}" for name, value in rank_options(question, more, stages).items()
+            ),
         )
 
 

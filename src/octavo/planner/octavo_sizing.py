@@ -70,6 +70,9 @@ class OctavoKVCosts:
     def longest(self, num_blocks: int, limit: int) -> int:
         return self.shape.longest_tokens(num_blocks, max_num_batched_tokens=self.max_num_batched_tokens, limit=limit)
 
+    def pool_tokens(self, num_blocks: int, max_model_len: int) -> int:
+        return num_blocks * self.block_size
+
 
 def size_octavo(config: EngineConfig, machine: Machine, model: ModelFacts, *, purpose: Purpose) -> Sizing:
     """Divide a machine's memory as an engine of this configuration would.

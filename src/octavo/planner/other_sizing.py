@@ -68,6 +68,9 @@ class LaidOutKVCosts:
     def longest(self, num_blocks: int, limit: int) -> int:
         return self.layout.longest(num_blocks, limit)
 
+    def pool_tokens(self, num_blocks: int, max_model_len: int) -> int:
+        return self.layout.logged_tokens(num_blocks, max_model_len)
+
 
 def size_other(
     question: PlanQuestion,
@@ -106,6 +109,7 @@ def size_other(
         device=device,
         visible=visible,
         version=question.engine_version,
+        weights_from="files" if subject.stored_bytes and question.weight_dtype == "auto" else "config",
     )
     if calibration is not None:
         budget = calibration.corrected(budget)
@@ -226,10 +230,9 @@ def _notes(budget: EngineBudget, subject: Subject, length_limit: int) -> tuple[s
             f" {budget.engine} {budget.version.major}.{budget.version.minor} keeps to"
         )
     if subject.shape.uncounted:
-        notes.append(
-            f"not counted, since the configuration does not size it: {', '.join(subject.shape.uncounted)}; its weights"
-            " come on top"
-        )
+        uncounted = ", ".join(subject.shape.uncounted)
+        estimate = "is in the weights by a rule" if forward_shape(subject.shape).sees_images else "comes on top"
+        notes.append(f"the configuration does not size the {uncounted}; what it takes {estimate}")
     return tuple(notes)
 
 

@@ -1,4 +1,4 @@
-"""Plan: the answer to `octavo plan`, as frozen data; what a card, a page and a program read.
+"""Plan: the answer to `octavo plan`, as frozen data; what a card, a report and a program read.
 
     plan = plan_for(PlanQuestion(model="smollm2-135m", memory=2 * GIB))    # octavo.llm.plan finds the model
     plan.max_concurrency, plan.longest_fitting_len
@@ -9,7 +9,7 @@ Sizes are those of one device of the parallel group (`scope` says so); lengths a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +22,7 @@ from octavo.planner.levers import Lever, find_levers
 from octavo.planner.next_command import next_command
 from octavo.planner.question import PlanQuestion
 from octavo.planner.roofline import DeviceSpeed, roofline_speed
-from octavo.planner.sizer import Sizer, device_of, engine_and_reason, ranks
+from octavo.planner.sizer import Sizer, choose_engine, device_of, ranks
 from octavo.planner.sizing import GroupCost, Sizing
 from octavo.planner.subject import Subject
 from octavo.planner.targets import TargetAnswer, find_targets
@@ -186,10 +186,11 @@ def make_plan(question: PlanQuestion, subject: Subject, *, surroundings: Surroun
         native_refusal=surroundings.native_refusal,
         calibration=calibration,
     )
-    return _plan(sizer, question, speed)
+    engine, because = choose_engine(question, subject)
+    return _plan(sizer, replace(question, engine=engine), speed, engine_because=because)
 
 
-def _plan(sizer: Sizer, question: PlanQuestion, speed: DeviceSpeed | None) -> Plan:
+def _plan(sizer: Sizer, question: PlanQuestion, speed: DeviceSpeed | None, *, engine_because: str) -> Plan:
     sizing = sizer.size(question)
     lengths = read_trace(Path(question.trace)) if question.trace else question.asked_lengths
     subject, device = sizer.subject, device_of(question)
@@ -221,13 +222,13 @@ def _plan(sizer: Sizer, question: PlanQuestion, speed: DeviceSpeed | None) -> Pl
         max_concurrency=sizing.max_concurrency,
         concurrency_at_lengths=at_lengths,
         reserved_concurrency=sizing.reserved_concurrency,
-        levers=find_levers(sizer, question, sizing, lengths),
-        advice=find_advice(sizer, question, sizing, lengths),
+        levers=find_levers(sizer, question, sizing, lengths) if sizing.num_blocks else (),
+        advice=find_advice(sizer, question, sizing, lengths, has_speed=speed is not None),
         sources=tuple(_sources(sizing, subject.source)),
         scope="the machine" if tensor * stages == 1 else f"one device of {tensor * stages}",
         engine=sizing.engine,
         engine_version=sizing.engine_version,
-        engine_because=engine_and_reason(question)[1],
+        engine_because=engine_because,
         device=device.name if device else None,
         num_devices=tensor * stages,
         tensor_parallel_size=tensor,

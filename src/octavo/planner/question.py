@@ -22,6 +22,7 @@ from octavo.units import parse_duration_s
 EngineName = Literal["octavo", "vllm", "sglang"]
 Purpose = Literal["offline", "serving"]
 AUTO = "auto"
+_DTYPE_ALIASES = (find_option("weight_dtype") or OPTIONS[0]).choice_aliases
 _SCHEMES = ("fp8", "awq", "gptq", "mxfp4", "nvfp4", "bnb-nf4", "q4_0", "q4_k", "q5_k", "q6_k", "q8_0")
 """Ways to store weights that other engines have, and kinds of GGUF files."""
 
@@ -47,6 +48,13 @@ class PlanQuestion:
     weight_dtype: str = _as_engine(
         "weight_dtype",
         choices=("auto", "f32", "f16", "bf16", "int8", "int4", *_SCHEMES),
+        choice_aliases={
+            **_DTYPE_ALIASES,
+            "w8a8": "int8",
+            "w4a16": "int4",
+            "fp8_e4m3": "fp8",
+            "bitsandbytes": "bnb-nf4",
+        },
         aliases=("dtype", "quantization"),
         auto="as the model is published",
     )

@@ -1,4 +1,4 @@
-"""The two pictures of the report as inline SVG; colours come from the page's style sheet."""
+"""The two pictures of the report as inline SVG; colours come from its style sheet."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Sizer:
                     f"Octavo does not run on {device.name}",
                     param="engine",
                     because="it computes on CPUs",
-                    hints=("`--engine vllm`", "a CPU of `--list-devices`"),
+                    hints=("`--engine vllm`", "or a CPU of `--list-devices`"),
                 )
             # Whoever names a machine means all of it, so its memory counts as asked for.
             config = replace(config, memory=config.memory or device.visible_bytes)
@@ -92,12 +92,12 @@ class Sizer:
 
 
 def engine_of(question: PlanQuestion) -> EngineName:
-    """Return whose rules count: as asked, or by the device."""
-    return engine_and_reason(question)[0]
+    """Return whose rules count, as far as the question says."""
+    return choose_engine(question, None)[0]
 
 
-def engine_and_reason(question: PlanQuestion) -> tuple[EngineName, str]:
-    """Return whose rules count, and why; the reason is empty where it was asked."""
+def choose_engine(question: PlanQuestion, subject: Subject | None) -> tuple[EngineName, str]:
+    """Return whose rules count, and why; the reason is empty where it was asked, or where it is Octavo."""
     if question.engine != "auto":
         return question.engine, ""
     device = device_of(question)
@@ -107,6 +107,8 @@ def engine_and_reason(question: PlanQuestion) -> tuple[EngineName, str]:
         return "vllm", "the default for several devices"
     if question.engine_version is not None:
         return "vllm", "the default with a version"
+    if subject is not None and subject.octavo_refusal is not None and question.memory is not None:
+        return "vllm", f"Octavo does not run {subject.shape.architecture}"
     return "octavo", ""
 
 

@@ -67,6 +67,9 @@ class KVCosts(Protocol):
     def longest(self, num_blocks: int, limit: int) -> int:
         """Return the longest request, up to `limit`, that so many blocks hold; 0 when none fits."""
 
+    def pool_tokens(self, num_blocks: int, max_model_len: int) -> int:
+        """Return the tokens that so many blocks hold, as the engine itself states it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
@@ -130,7 +133,8 @@ class Sizing:
 
     @property
     def pool_tokens(self) -> int:
-        return self.num_blocks * self.kv.block_size
+        """Tokens that the pool holds, as the engine itself states it."""
+        return self.kv.pool_tokens(self.num_blocks, max(1, self.max_model_len))
 
     @property
     def headroom_bytes(self) -> int:

@@ -92,7 +92,9 @@ def _read_vllm(text: str) -> StartLog:
     fields = Fields(text)
     weights = _gib(text, r"(?:Loading model weights|Model loading) took\s+", r"model weights take\s*")
     if weights is None:
-        weights = _gib(text, r"weights memory:\s*", r"Actual usage is\s+", after=r" for weight\b")
+        weights = _gib(text, r"weights memory:\s*")
+    if weights is None:
+        weights = _gib(text, r"Actual usage is\s+", after=r"\s+for weight\b")
     activation = _gib(text, r"activation\s+peak memory takes\s*", r"torch peak memory increase:\s*")
     if activation is None:
         activation = _gib(text, r"[, ]", after=r"\s+for peak activation")

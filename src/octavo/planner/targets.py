@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from octavo.errors import CapacityError, InvalidParameterError
-from octavo.planner.advice import with_options
+from octavo.planner.advice import rank_options, with_options
 from octavo.planner.devices import list_devices
 from octavo.planner.lengths import Lengths
 from octavo.planner.question import PlanQuestion
@@ -124,18 +124,21 @@ class _Search:
         return self.answer(name, {**options, "memory": f"{memory}MiB"})
 
     def own_device(self) -> Iterator[TargetAnswer]:
-        """Return the fewest of the asked devices, for each KV dtype."""
+        """Return the fewest of the asked devices, and smaller KV dtypes that need fewer still."""
         stages = ranks(self.question)[1]
+        fewest = max(_RANKS) * stages + 1
         for dtype in dict.fromkeys((self.base.kv_dtype, *_SMALLER_DTYPES)):
             found = self._fewest(stages, {} if dtype == self.base.kv_dtype else {"kv_cache_dtype": dtype}, dtype)
-            if found is not None:
+            if found is not None and found.num_devices < fewest:
+                fewest = found.num_devices
                 yield found
 
     def _fewest(self, stages: int, options: dict[str, str], dtype: str) -> TargetAnswer | None:
         for tensor in _RANKS:
             num_devices = tensor * stages
             name = f"{num_devices} of this device, KV cache as {dtype}"
-            size = {"tensor_parallel_size": str(tensor), "devices": str(num_devices)}
+            is_same = (tensor, stages) == ranks(self.question)
+            size = {} if is_same else rank_options(self.question, tensor, stages)
             found = self.answer(name, {**options, **size}, num_devices=num_devices)
             if found is not None:
                 return found
@@ -163,11 +166,12 @@ class _Search:
         for device in list_devices():
             if device.kind != "gpu" or device.id == self.question.device:
                 continue
-            changed = replace(self.question, device=device.id, memory=None)
+            changed = replace(self.question, device=device.id, memory=None, pipeline_parallel_size=None)
             search = _Search(self.sizer, changed, self.base, self.lengths, self.target)
             for tensor in _RANKS[:4]:
-                size = {"device": device.id, "tensor_parallel_size": str(tensor), "devices": str(tensor)}
-                answer = search.answer(f"{tensor} x {device.name}", size, num_devices=tensor)
+                size = {} if (tensor, 1) == ranks(self.question) else rank_options(self.question, tensor, 1)
+                options = {"device": device.id, **size}
+                answer = search.answer(f"{tensor} x {device.name}", options, num_devices=tensor)
                 if answer is not None:
                     found.append((tensor * device.memory_bytes, answer))
                     break

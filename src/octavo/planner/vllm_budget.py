@@ -90,6 +90,8 @@ def _activation(case: BudgetCase, era: VllmEra, *, num_batched: int, num_seqs: i
     doubt = era.doubt_gib * GIB + era.doubt_share * peak + 0.25 * experts + 0.6 * images
     # Images of the largest size that a model takes may need more than any text; what they need is the model's own.
     unseen = 0.6 * GIB if model.sees_images else 0.0
+    # Nor was a hybrid's start under a fitted release read: scans and convolutions hold wider rows than attention.
+    unseen += 0.15 * peak if model.has_states else 0.0
     if model.sees_images and not era.is_chunked:
         # The first engine tried one image for each sequence: 36.6 GiB for 128 (vllm-project/vllm#12126).
         unseen = 0.15 * GIB * num_seqs

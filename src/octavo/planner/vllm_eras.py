@@ -52,7 +52,7 @@ class VllmEra:
     source: str
 
 
-_V0_SOURCE = "rule of 2026-11 on vLLM 0.2 to 0.7 logs (vllm-project/vllm#10517, #10511)"
+_V0_SOURCE = "rule of 2026-11 on vLLM 0.2 to 0.7 logs (vllm-project/vllm#10511, #10517, #13882, #15815)"
 _V1_SOURCE = "rule of 2026-11 on vLLM 0.15 and 0.16 logs (llm-d-incubation/llm-d-planner, 8 runs on H100)"
 _LEAN_SOURCE = "rule of 2026-11 on vLLM 0.17 to 0.19 logs (jgchn/llm-d-planner, 50 runs on H100)"
 _NEW_SOURCE = "rule of 2026-11 on vLLM 0.17 to 0.19 logs, carried over to 0.21 and later with wider intervals"
@@ -127,7 +127,7 @@ _ERAS = (
         sampler_gib=0.01,
         forward_gib=0.08,
         alone=OverheadRule(low_gib=0.1, value_gib=0.25, high_gib=1.0),
-        together=OverheadRule(low_gib=0.3, value_gib=1.7, high_gib=2.6),
+        together=OverheadRule(low_gib=0.3, value_gib=1.3, high_gib=2.6),
         graphs_inside=True,
         doubt_share=0.1,
         doubt_gib=0.3,
@@ -139,7 +139,7 @@ _ERAS = (
         sampler_gib=0.01,
         forward_gib=0.08,
         alone=OverheadRule(low_gib=0.1, value_gib=0.25, high_gib=1.0),
-        together=OverheadRule(low_gib=0.3, value_gib=1.7, high_gib=2.6),
+        together=OverheadRule(low_gib=0.3, value_gib=1.3, high_gib=2.6),
         utilization=0.92,
         graphs_inside=True,
         doubt_share=0.15,

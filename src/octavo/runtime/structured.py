@@ -4,10 +4,10 @@
     start()               a matcher at the beginning of a text: a copy, some microseconds
     allowed_tokens()      walks the trie of all tokens; those that are special or spell nothing are never in it
 
-Tokens are matched by their bytes, so one may end within a character and the next complete it. Only limits bound what a
-hostile schema can cost; they are counted in steps of work, not in time, so that the same grammar is refused, or the
-same answer cut short, on any machine and in any company. Each was chosen so that the worst found took about 0.1 s to
-compile and 3 ms a token, while an object of 3,000 properties and a choice of 20,000 texts still compile.
+Tokens are matched by their bytes, so one may end within a character and the next complete it. What following a grammar
+may cost is counted in steps of work, not in time, so that the same answer is cut short on any machine and in any
+company: the worst grammar found takes 16 ms a token, an honest one 0.03. What compiling one may cost is bounded by
+`GrammarProbe`, where it matters.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from octavo.core.ports import TokenMatcher
 from octavo.core.structured import StructuredOutput
 from octavo.errors import InvalidParameterError, MachineError
+from octavo.runtime.grammar_probe import LIMITS, GrammarProbe, SpelledVocabulary
 from octavo.runtime.tokenizer import Tokenizer
 from octavo.units import cdiv
 
@@ -78,12 +79,17 @@ class LlguidanceCompiler:
         tokenizer: Spells tokens.
         vocab_size: Ids the model can choose: the length of a mask in bits, rounded up to whole words.
         eos_token_ids: Ids that end a text.
+        is_guarded: Try each grammar out in another process first: for those that strangers send.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: tuple[int, ...], is_guarded: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(token_id for token_id in eos_token_ids if token_id < vocab_size)
+        self._is_guarded = is_guarded
+        self._probe: GrammarProbe | None = None
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._grammars: OrderedDict[StructuredOutput, LlguidanceGrammar] = OrderedDict()
         self._cache_lock = threading.Lock()
@@ -112,19 +118,17 @@ class LlguidanceCompiler:
         _check_installed()
         from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - see `_check_installed`
 
-        limits = LLParserLimits(
-            initial_lexer_fuel=300_000,
-            step_lexer_fuel=50_000,
-            step_max_items=20_000,
-            max_lexer_states=10_000,
-            verbose_errors=False,
-        )
-        if self._vocabulary is None:
-            self._vocabulary = self._make_vocabulary()
         try:
             source = _grammar_source(structured)
         except ValueError as error:
             raise _refusal(structured, str(error)) from error
+        if self._vocabulary is None:
+            self._vocabulary = self._make_vocabulary()
+        if self._probe is not None:
+            said = self._probe.check(source)
+            if said:
+                raise _refusal(structured, said)
+        limits = LLParserLimits(**LIMITS, verbose_errors=False)
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(structured, matcher.get_error())
@@ -137,27 +141,40 @@ class LlguidanceCompiler:
     def _make_vocabulary(self) -> llguidance.LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper  # noqa: PLC0415 - see `_check_installed`
 
+        spelled = _spell(self._tokenizer, self._vocab_size, self._eos_token_ids)
+        if self._is_guarded:
+            self._probe = GrammarProbe(spelled)
         return LLTokenizer(
-            TokenizerWrapper(_Spelled(self._tokenizer, self._vocab_size, self._eos_token_ids)),
+            TokenizerWrapper(_Wrapped(self._tokenizer, spelled)),
             n_vocab=self._vocab_size,
             eos_token=list(self._eos_token_ids),
         )
 
 
-class _Spelled:
+def _spell(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]) -> SpelledVocabulary:
+    tokens = tuple(tokenizer.token_bytes(token_id) for token_id in range(vocab_size))
+    return SpelledVocabulary(
+        tokens=tokens,
+        # An id that spells nothing would otherwise be allowed anywhere, for ever.
+        special_token_ids=tuple(
+            token_id
+            for token_id, spelled in enumerate(tokens)
+            if not spelled or tokenizer.is_special(token_id) or token_id in eos_token_ids
+        ),
+        eos_token_ids=eos_token_ids,
+        bos_token_id=tokenizer.bos_token_id,
+    )
+
+
+class _Wrapped:
     """A vocabulary as llguidance's `TokenizerWrapper` wants to see it."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, tokenizer: Tokenizer, spelled: SpelledVocabulary) -> None:
         self._tokenizer = tokenizer
-        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
-        # An id that spells nothing would otherwise be allowed anywhere, for ever.
-        self.special_token_ids = [
-            token_id
-            for token_id, spelled in enumerate(self.tokens)
-            if not spelled or tokenizer.is_special(token_id) or token_id in eos_token_ids
-        ]
-        self.eos_token_id = eos_token_ids[0]
-        self.bos_token_id = tokenizer.bos_token_id
+        self.tokens = spelled.tokens
+        self.special_token_ids = spelled.special_token_ids
+        self.eos_token_id = spelled.eos_token_ids[0]
+        self.bos_token_id = spelled.bos_token_id
 
     def __call__(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False, parse_special=False)

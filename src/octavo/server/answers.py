@@ -38,13 +38,16 @@ class Answers:
         Raises:
             OctavoError: the engine refused one.
         """
-        streams: list[AnswerStream] = []
+        # At once and not one after the other: the engine looks at arrivals once a step.
+        starting = [asyncio.ensure_future(llm.submit(message)) for message in messages]
         try:
-            for message in messages:
-                streams.append(await llm.submit(message))  # noqa: PERF401 - what has been started is closed below
+            streams = await asyncio.gather(*starting)
         except BaseException:
-            for stream in streams:
-                stream.close()
+            for task in starting:
+                task.cancel()
+            for started in await asyncio.gather(*starting, return_exceptions=True):
+                if isinstance(started, AnswerStream):
+                    started.close()
             raise
         return cls(streams)
 

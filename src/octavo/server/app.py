@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -44,6 +46,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
+    app.openapi = lambda: _document(app)  # type: ignore[method-assign] # FastAPI's own way to change it
     app.include_router(routes_openai.router(service))
     app.include_router(routes_tokens.router(service))
     app.include_router(routes_health.router(llm))
@@ -69,6 +72,19 @@ def guard(app: FastAPI, settings: ServerSettings) -> None:
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     app.add_middleware(AccessLog)
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document, without the status that FastAPI would use for bad requests and we do not."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+        for path in document["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            document["components"]["schemas"].pop(name, None)
+        app.openapi_schema = document
+    return app.openapi_schema
 
 
 async def _answer_error(_request: Request, error: Exception) -> Response:

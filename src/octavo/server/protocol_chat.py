@@ -30,10 +30,10 @@ def _read_content(value: Any) -> str:
         raise ValueError("a text or a list of text parts was expected")  # noqa: TRY004 - pydantic wants it
     texts = []
     for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
+        kind = str(part.get("type")) if isinstance(part, dict) else ""
         if kind in _OTHER_PARTS:
             raise ValueError(f"{_OTHER_PARTS[kind]} ({kind}) are not taken: the model reads text only")
-        if not isinstance(kind, str) or kind not in _TEXT_PARTS or set(part) != {"type", _TEXT_PARTS[kind]}:
+        if kind not in _TEXT_PARTS or set(part) != {"type", _TEXT_PARTS[kind]}:
             raise ValueError('a part is {"type": "text", "text": "..."}')
         if not isinstance(part[_TEXT_PARTS[kind]], str):
             raise ValueError("the text of a part is no text")  # noqa: TRY004

@@ -8,11 +8,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidParameterError
+from octavo.errors import InvalidParameterError, RequestTooLongError
 from octavo.server.answers import Answers, while_connected
 from octavo.server.chat import Chat
 from octavo.server.completions import Completion
-from octavo.server.errors import renamed
+from octavo.server.errors import renamed, to_api_error
 from octavo.server.json_body import StrictRoute, json_response
 from octavo.server.protocol_answers import ERRORS, ChatAnswer, CompletionAnswer, ModelCard, ModelList
 from octavo.server.protocol_chat import ChatRequest
@@ -58,7 +58,11 @@ def router(service: Service) -> APIRouter:
         """Continue prompts."""
         name = service.check_model(body.model)
         body.sampling_params()  # refused before the text is read
-        prompts = await service.read(lambda: service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens))
+        service.check_answers(len(body.prompt), body.n)
+        prompts = await service.text.run(
+            lambda: service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens),
+            num_chars=sum(map(len, body.prompt)),
+        )
         call = Completion(
             service,
             body,
@@ -75,13 +79,14 @@ def router(service: Service) -> APIRouter:
         name = service.check_model(body.model)
         body.sampling_params(required_calls(body, service.tool_format))
         tools = shown_tools(body)
-        prompt = await service.read(
+        prompt = await service.text.run(
             lambda: service.render(
                 body.messages,
                 tools,
                 add_generation_prompt=body.add_generation_prompt,
                 variables=body.chat_template_kwargs,
-            )
+            ),
+            num_chars=sum(len(message.content or "") for message in body.messages),
         )
         call = Chat(
             service,
@@ -99,6 +104,11 @@ def router(service: Service) -> APIRouter:
 async def _start(service: Service, call: Completion | Chat, *, structured_by: str) -> Answers:
     try:
         return await Answers.start(service.llm, call.messages)
+    except RequestTooLongError as error:
+        answered = to_api_error(error)
+        if answered.param == "prompt" and isinstance(call, Chat):
+            answered.param = "messages"
+        raise answered from error
     except InvalidParameterError as error:
         if error.param != "structured":
             raise

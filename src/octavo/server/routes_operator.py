@@ -10,8 +10,10 @@ from starlette.responses import Response
 from octavo.engine.engine import Engine
 from octavo.server.errors import ApiError
 from octavo.server.json_body import json_response
-from octavo.server.protocol_answers import ERRORS
+from octavo.server.protocol_answers import ERRORS, ErrorAnswer
 from octavo.server.service import Service
+
+_IN_USE: dict[int | str, dict[str, Any]] = {409: {"model": ErrorAnswer, "description": "Requests hold blocks"}}
 
 
 def router(service: Service) -> APIRouter:
@@ -23,7 +25,7 @@ def router(service: Service) -> APIRouter:
         """Show the pool, who holds what, and the last minute: `octavo.kv/1`."""
         return json_response(await service.llm.look())
 
-    @routes.post("/kv/reset", response_model=dict[str, Any])
+    @routes.post("/kv/reset", response_model=dict[str, Any], responses=_IN_USE)
     async def reset() -> Response:
         """Forget all cached blocks; refused while requests hold any."""
         if not await service.llm.call(Engine.reset_prefix_cache):

@@ -23,7 +23,7 @@ def router(service: Service) -> APIRouter:
         """Return the token ids that a prompt or chat has here, BOS and all."""
         service.check_model(body.model)
         body.check()
-        ids = await service.read(lambda: _ids(service, body))
+        ids = await service.text.run(lambda: _ids(service, body))
         answer: dict[str, Any] = {
             "count": len(ids),
             "max_model_len": service.llm.resolved.max_model_len,
@@ -38,7 +38,7 @@ def router(service: Service) -> APIRouter:
         """Return the text of token ids, special tokens included."""
         service.check_model(body.model)
         tokenizer.check_ids(body.tokens, param="tokens")
-        text = await service.read(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False))
+        text = await service.text.run(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False))
         return json_response({"prompt": text})
 
     return routes

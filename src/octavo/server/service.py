@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from octavo.core.sampling import MAX_CHOICES
 from octavo.errors import InvalidParameterError
 from octavo.llm.async_llm import AsyncLLM
 from octavo.llm.prompts import TokenizedPrompt, tokenize
@@ -122,9 +123,19 @@ class Service:
                 f"{num_chars:,} characters, at most {self.settings.max_prompt_chars:,} are read", param=param
             )
 
-    async def read(self, work: Callable[[], T]) -> T:
-        """Do something with text in a thread."""
-        return await self.text.run(work)
+    def check_answers(self, num_prompts: int, n: int) -> None:
+        """Refuse more answers than could ever wait together: coming back later would not help.
+
+        Raises:
+            InvalidParameterError: naming `n`.
+        """
+        if num_prompts * n > max(MAX_CHOICES, self.settings.max_waiting):
+            raise InvalidParameterError(
+                f"{num_prompts:,} prompts with {n:,} answers each are too many",
+                param="n" if num_prompts == 1 else "prompt",
+                because=f"at most {self.settings.max_waiting:,} may wait",
+                hints=("send them in parts",),
+            )
 
 
 def salt_of(request: Request, asked: str | None) -> str | None:

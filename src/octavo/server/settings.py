@@ -14,10 +14,11 @@ from octavo.units import MIB
 
 LogFormat = Literal["text", "json"]
 ToolCallParser = Literal["auto", "hermes", "llama3_json"]
+_SECRETS = ("api_key", "operator_key")
 MAX_HEADER_BYTES = 32 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServerSettings:
     """Everything that can be asked of the server.
 
@@ -138,10 +139,10 @@ class ServerSettings:
         auto="none",
     )
     max_body_bytes: int = option(
-        default=8 * MIB, kind="bytes", group="Security", help="Largest body of a request; larger ones are answered 413"
+        default=4 * MIB, kind="bytes", group="Security", help="Largest body of a request; larger ones are answered 413"
     )
     max_prompt_chars: int = option(
-        default=4 * MIB,
+        default=2 * MIB,
         kind="count",
         group="Security",
         unit="characters",
@@ -156,6 +157,11 @@ class ServerSettings:
                 object.__setattr__(self, each.name, each.read(value, param=each.name))
         _check_operator(self)
         _check_keys(self)
+
+    def __repr__(self) -> str:
+        """Leave out what is secret: a value like this ends up in logs."""
+        shown = (each.name for each in SERVER_OPTIONS if each.name not in _SECRETS)
+        return f"ServerSettings({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @property
     def has_operator(self) -> bool:

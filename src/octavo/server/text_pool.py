@@ -11,6 +11,7 @@ from octavo.errors import QueueFullError
 
 NUM_THREADS = 2
 MAX_PENDING = 1024
+MAX_PENDING_CHARS = 64 * 1024 * 1024
 
 T = TypeVar("T")
 
@@ -25,20 +26,26 @@ class TextPool:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="octavo-text")
         self._num_pending = 0
+        self._num_chars = 0
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T], *, num_chars: int = 0) -> T:
         """Do work in a thread.
+
+        Args:
+            num_chars: Length of the text it is about.
 
         Raises:
             QueueFullError: too much waits already.
         """
-        if self._num_pending >= MAX_PENDING:
+        if self._num_pending >= MAX_PENDING or (self._num_pending and self._num_chars + num_chars > MAX_PENDING_CHARS):
             raise QueueFullError(f"{self._num_pending:,} prompts wait to be read", retry_after_s=1)
         self._num_pending += 1
+        self._num_chars += num_chars
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         finally:
             self._num_pending -= 1
+            self._num_chars -= num_chars
 
     def close(self) -> None:
         """Start nothing more."""

@@ -28,6 +28,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.messages import EngineRequest, OutputDelta
 from octavo.llm.assemble import Assembled
 from octavo.llm.async_llm import AnswerStream, AsyncLLM
+from octavo.testing.engine_rig import HandClock
 from octavo.testing.factories import CoreSetup, make_request, make_runner, make_scheduler, solo_output
 
 WAIT_S = 30.0
@@ -43,16 +44,6 @@ class NumberSpeller:
 
     def is_special(self, token_id: int) -> bool:
         return False
-
-
-class HandClock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.time_s = 1000.0
-
-    def now_s(self) -> float:
-        return self.time_s
 
 
 class HeldRunner:

@@ -1,7 +1,7 @@
 """ServerProcess: a real `octavo serve` for tests, on a free port, stopped at the end.
 
-    with ServerProcess(str(folder), "--threads", "1") as server:
-        httpx.get(f"{server.url}/health")
+with ServerProcess(str(folder), "--threads", "1") as server:
+    httpx.get(f"{server.url}/health")
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reading server-sent events, and the rules that a stream of completions or chats keeps (a state machine).
 
-    begin ─▶ per choice: role once (chat) ─▶ text, logprobs, calls ─▶ one end with its reason, and nothing after it
-          ─▶ usage, alone and only if asked for ─▶ [DONE]
+begin ─▶ per choice: role once (chat) ─▶ text, logprobs, calls ─▶ one end with its reason, and nothing after it
+      ─▶ usage, alone and only if asked for ─▶ [DONE]
 """
 
 from __future__ import annotations

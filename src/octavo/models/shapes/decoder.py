@@ -57,7 +57,13 @@ def head_dim_of(draft: ShapeDraft) -> int:
 
 def num_kv_heads_of(draft: ShapeDraft) -> int:
     """Return the heads that are cached: all, where the file does not say that they are shared."""
-    return first_whole(draft.fields, ("num_key_value_heads", "num_kv_heads", "n_head_kv"), draft.num_heads)
+    num_kv_heads = first_whole(draft.fields, ("num_key_value_heads", "num_kv_heads", "n_head_kv"), draft.num_heads)
+    if draft.num_heads % num_kv_heads:
+        raise draft.fields.error(
+            "num_key_value_heads",
+            f"is {num_kv_heads}: {draft.num_heads} attention heads cannot share {num_kv_heads} key-value heads evenly",
+        )
+    return num_kv_heads
 
 
 def inner_width(fields: Fields, hidden_size: int) -> int:

@@ -13,7 +13,7 @@ from octavo.models.shapes.layer_windows import (
     qwen_windows,
     sliding_windows,
 )
-from octavo.models.shapes.parts import Attention, add_gated_mlp, add_plain_mlp
+from octavo.models.shapes.parts import Attention, add_gated_mlp
 
 # Files of Gemma 3 that hold images too leave out what equals the defaults of its text configuration.
 _GEMMA3_TEXT = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
@@ -214,24 +214,29 @@ def draft_glm4(fields: Fields) -> ShapeDraft:
     )
 
 
-def draft_starcoder2(fields: Fields) -> ShapeDraft:
-    """StarCoder 2: LayerNorms, biases, an MLP without gate, a window in every layer."""
+def draft_exaone4(fields: Fields) -> ShapeDraft:
+    """EXAONE 4: norms after attention and MLP, norms on q and k; windows where the file lists them."""
     draft = ShapeDraft(fields)
-    has_bias = fields.flag("use_bias", default=True)
-    windows = sliding_windows(draft, fields.whole("sliding_window") if "sliding_window" in fields else None)
-    return add_decoder(
+    window = fields.whole("sliding_window") if "sliding_window" in fields else None
+    if window is not None and "layer_types" not in fields:
+        raise fields.error("layer_types", "is missing", because="sliding_window is there")
+    return _gated(
         draft,
-        attention=lambda layer: Attention(
-            num_heads=draft.num_heads,
-            num_kv_heads=num_kv_heads_of(draft),
-            head_dim=head_dim_of(draft),
-            window=windows[layer],
-            has_qkv_bias=has_bias,
-            has_output_bias=has_bias,
-        ),
-        mlp=lambda draft, layer: add_plain_mlp(draft, layer, fields.whole("intermediate_size"), has_bias=has_bias),
-        has_norm_bias=True,
-        is_tied_by_default=True,
+        windows=sliding_windows(draft, window),
+        has_qk_norm=True,
+        layer_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+    )
+
+
+def draft_seed_oss(fields: Fields) -> ShapeDraft:
+    """Seed-OSS: biases on q, k and v."""
+    draft = ShapeDraft(fields)
+    return _gated(
+        draft,
+        windows=full_windows(draft),
+        has_qkv_bias=fields.flag("attention_bias", default=True),
+        has_output_bias=fields.flag("attention_out_bias", default=False),
+        has_mlp_bias=fields.flag("mlp_bias", default=False),
     )
 
 

@@ -97,7 +97,7 @@ def draft_nemotron_h(fields: Fields) -> ShapeDraft:
         state_dim=fields.whole("ssm_state_size"),
         num_groups=fields.whole("n_groups"),
         kernel=fields.whole("conv_kernel"),
-        is_wide=fields.text("mamba_ssm_cache_dtype", "float32") == "float32",
+        is_wide=fields.text("mamba_ssm_cache_dtype", "") == "float32",
         has_conv_bias=fields.flag("use_conv_bias", default=True),
         has_bias=fields.flag("mamba_proj_bias", default=False),
     )

@@ -104,6 +104,20 @@ def draft_glm4_moe(fields: Fields) -> ShapeDraft:
     )
 
 
+def draft_dots1(fields: Fields) -> ShapeDraft:
+    """dots.llm1: as GLM 4.5, with norms on q and k."""
+    draft = ShapeDraft(fields)
+    has_bias = fields.flag("attention_bias", default=False)
+    return _mixture(
+        draft,
+        windows=full_windows(draft),
+        mlp=dense_then_experts(fields),
+        has_qkv_bias=has_bias,
+        has_output_bias=has_bias,
+        has_qk_norm=True,
+    )
+
+
 def draft_gpt_oss(fields: Fields) -> ShapeDraft:
     """gpt-oss: biases everywhere, a sink logit per head, every second layer slides over 128 tokens."""
     draft = ShapeDraft(fields)
@@ -269,13 +283,16 @@ def dense_then_experts(fields: Fields, *, has_correction: bool = True) -> AddMlp
     num_experts, num_active = num_experts_of(fields), num_active_of(fields)
     num_shared = first_whole(fields, ("n_shared_experts", "num_shared_experts"), 0) if _has_shared(fields) else 0
     frequency = fields.raw("moe_layer_freq")
+    num_layers = fields.whole("num_hidden_layers")
     if isinstance(frequency, list):
+        if len(frequency) != num_layers or any(kind not in (0, 1) for kind in frequency):
+            raise fields.error("moe_layer_freq", f"is not a list of {num_layers} zeros and ones")
         is_mixture = tuple(bool(kind) for kind in frequency)
     else:
         if frequency not in (None, 1):
             raise UnsupportedModelError(f"{fields.describe('moe_layer_freq')}, a plan that cannot be counted")
         num_dense = fields.whole("first_k_dense_replace", 0, minimum=0)
-        is_mixture = tuple(layer >= num_dense for layer in range(fields.whole("num_hidden_layers")))
+        is_mixture = tuple(layer >= num_dense for layer in range(num_layers))
 
     def add_mlp(draft: ShapeDraft, layer: int) -> None:
         if not is_mixture[layer]:

@@ -27,7 +27,8 @@ export async function followLive(onLive, onState) {
   }
 }
 
-function unpack(kv) {
+/** A document with its blocks and tables as plain numbers. */
+export function unpack(kv) {
   const requests = kv.requests.map((request) => ({
     ...request,
     isRunning: request.status === "running",

@@ -1,0 +1,397 @@
+"""Plans for other engines: advice that works, levers that do what they say, and formulas people got wrong elsewhere."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from octavo.errors import CapacityError, InvalidParameterError, UnsupportedModelError
+from octavo.llm.plan import plan_document, plan_for
+from octavo.planner.advice import with_options
+from octavo.planner.plan import Plan
+from octavo.planner.question import PlanQuestion, question_from_words
+from octavo.units import GIB, MIB
+
+LOGS = Path(__file__).parents[1] / "data" / "start_logs"
+
+FIELDS = """
+    schema model parameters memory_bytes usable_memory_bytes weight_bytes activation_peak_bytes overhead_bytes
+    headroom_bytes kv_pool_bytes kv_pool_bytes_low kv_pool_bytes_high kv_bytes_per_token kv_bytes_per_block block_size
+    num_blocks pool_tokens max_model_len fits longest_fitting_len max_concurrency concurrency_at_lengths
+    reserved_concurrency levers advice sources
+"""
+
+
+def plan(**asked: object) -> Plan:
+    return plan_for(question(**asked))
+
+
+def question(**asked: object) -> PlanQuestion:
+    return question_from_words({name: str(value) for name, value in asked.items()})
+
+
+def flags_as_words(flags: str) -> dict[str, str]:
+    words = shlex.split(flags)
+    return {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+
+
+HOPEFUL = [
+    {"model": "llama-3-8b", "device": "l4", "max_model_len": "64k"},
+    {"model": "llama-3.1-8b", "device": "rtx4090"},
+    {"model": "llama-3-70b", "device": "h100", "devices": 2, "utilization": 0.85, "max_model_len": "8k"},
+    {"model": "llama-3.1-70b", "device": "a100-80gb", "tensor_parallel_size": 2},
+    {"model": "qwen2.5-14b-instruct", "device": "a10g", "max_model_len": "4k"},
+    {"model": "gemma-3-27b-it", "device": "a100-40gb"},
+    {"model": "mixtral-8x7b", "device": "h100", "max_model_len": "32k"},
+    {"model": "deepseek-v3", "device": "h200", "devices": 4, "max_model_len": "32k"},
+    {"model": "qwen3-32b", "device": "l40s", "engine": "sglang", "devices": 2, "kv_cache_memory": "60GiB"},
+    {"model": "qwen3-next-80b-a3b-instruct", "device": "h200"},
+    {"model": "llama-3.1-8b", "memory": "16GiB", "engine": "vllm", "max_model_len": "8k"},
+]
+
+
+@pytest.mark.parametrize("asked", HOPEFUL, ids=lambda asked: f"{asked['model']} on {asked.get('device')}")
+def test_every_change_that_is_advised_fits(asked):
+    refused = plan(**asked)
+    assert not refused.fits, "the case is meant not to fit"
+    changes = [each for each in refused.advice if each.kind == "change"]
+    assert changes
+
+    for change in changes:
+        again = plan_for(with_options(question(**asked), change.options))
+        assert again.fits, change.flags
+        assert again.max_concurrency >= 1
+        assert plan_for(question_from_words({**{k: str(v) for k, v in asked.items()}, **change.options})).fits
+    with pytest.raises(CapacityError) as caught:
+        refused.check()
+    assert caught.value.exit_code == 3
+    assert changes[0].flags in str(caught.value)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "gemma-2-9b", "deepseek-v2-lite", "qwen3-next-80b-a3b-instruct"])
+def test_the_longest_that_fits_fits_and_a_block_more_does_not(engine, model):
+    """Over budgets in small steps, refusals by a sliver among them."""
+    weights = plan(model=model, memory="200GiB", engine=engine).weight_bytes
+    num_limited = 0
+    for step in range(6):
+        memory = int((weights + 2.6 * GIB + step * 0.45 * GIB) / 0.88)
+        asked = {"model": model, "memory": f"{memory}B", "engine": engine, "utilization": 0.88}
+        found = plan(**asked, max_model_len="auto")
+        assert found.max_model_len == found.longest_fitting_len
+        assert found.fits == (found.longest_fitting_len >= 1)
+        if not found.longest_fitting_len:
+            continue
+        fitting = plan(**asked, max_model_len=found.longest_fitting_len)
+        # Other lengths change what an engine sets aside a little, so the pool is compared, not assumed.
+        assert fitting.fits or fitting.kv_pool_bytes < found.kv_pool_bytes
+        longer = found.longest_fitting_len + found.block_size
+        if found.longest_fitting_len < 4096 or fitting.num_blocks < 100_000:
+            more = plan(**asked, max_model_len=longer)
+            if more.fits:
+                assert found.max_concurrency > 1, "only the model's own limit stops a length that fits"
+            else:
+                num_limited += 1
+    assert num_limited, "no budget of the sweep was limited by memory"
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "gemma-2-9b"])
+def test_what_fits_is_monotone_in_the_length(model):
+    lengths = (1, 256, 1024, 2048, 4096, 6000, 8192, 16384, 32768, 65536)
+    fits = [plan(model=model, device="l4", kv_cache_dtype="fp8", max_model_len=each).fits for each in lengths]
+    assert fits == sorted(fits, reverse=True)
+
+
+def test_a_budget_without_any_room_is_told_in_numbers():
+    refused = plan(model="llama-3.1-70b", device="l4")
+    assert (refused.num_blocks, refused.pool_tokens, refused.max_concurrency) == (0, 0, 0.0)
+    assert refused.kv_pool_bytes == 0
+    assert refused.headroom_bytes < 0
+    assert not refused.levers
+    assert refused.next_command == ""
+    missing = refused.advice[0].text
+    assert "GiB" in missing
+    assert "does not fit by" in missing
+
+
+def test_parts_add_up_and_the_interval_holds_the_pool():
+    for asked in (*HOPEFUL, {"model": "llama-3-8b", "device": "h100"}):
+        found = plan(**asked)
+        parts = found.weight_bytes + found.activation_peak_bytes + found.overhead_bytes + found.kv_pool_bytes
+        assert parts + found.headroom_bytes == found.memory_bytes
+        assert found.kv_pool_bytes_low <= found.kv_pool_bytes <= found.kv_pool_bytes_high
+        assert found.max_concurrency_low <= found.max_concurrency
+
+
+def test_a_pool_that_may_turn_out_too_small_is_warned_of_with_a_length_that_is_safe():
+    tight = plan(model="llama-3-8b", device="l4", max_model_len="32k")
+    assert tight.fits
+    assert tight.max_concurrency_low < 1 < tight.max_concurrency
+    warning = next(each for each in tight.advice if each.kind == "warning")
+    assert "GiB" in warning.text
+    safe = plan_for(with_options(question(model="llama-3-8b", device="l4"), warning.options))
+    assert safe.max_concurrency_low >= 1
+
+
+# Formulas that other planners got wrong.
+
+
+def test_latent_attention_keeps_one_vector_a_layer_on_every_rank():
+    one = plan(model="deepseek-v3", device="b200", devices=8)
+    other = plan(model="deepseek-v3", device="b200", devices=4, pipeline_parallel_size=1)
+    assert one.kv_bytes_per_token == other.kv_bytes_per_token == 61 * (512 + 64) * 2
+
+
+def test_fewer_heads_than_ranks_are_copied_not_divided():
+    halves = [plan(model="qwen2.5-7b-instruct", device="h100", devices=each).kv_bytes_per_token for each in (1, 2, 4)]
+    assert halves == [28 * 2 * 4 * 128 * 2, 28 * 2 * 2 * 128 * 2, 28 * 2 * 1 * 128 * 2]
+    many = plan(model="llama-3-70b", device="h100", devices=16).kv_bytes_per_token
+    assert many == plan(model="llama-3-70b", device="h100", devices=8).kv_bytes_per_token == 80 * 2 * 128 * 2
+
+
+def test_a_head_is_as_wide_as_the_configuration_says():
+    assert plan(model="qwen3-0.6b", device="l4").kv_bytes_per_token == 28 * 2 * 8 * 128 * 2
+
+
+def test_windows_stop_growing():
+    short, long = (
+        plan(model="gemma-2-9b", device="h100", max_model_len=length, max_num_batched_tokens=2048)
+        for length in (4096, 8192)
+    )
+    assert short.max_concurrency / long.max_concurrency < 1.9
+    full = plan(model="llama-3-8b", device="h100", max_model_len=4096).max_concurrency
+    assert full / plan(model="llama-3-8b", device="h100", max_model_len=8192).max_concurrency == pytest.approx(
+        2, rel=0.05
+    )
+
+
+def test_a_pipeline_is_as_long_as_its_fullest_stage():
+    whole = plan(model="llama-3.1-8b", device="h100", max_model_len="8k")
+    halves = plan(model="llama-3.1-8b", device="h100", max_model_len="8k", pipeline_parallel_size=2)
+    assert halves.num_devices == 2
+    assert halves.kv_bytes_per_token == whole.kv_bytes_per_token // 2
+    assert halves.weight_bytes < 0.6 * whole.weight_bytes
+    assert halves.scope == "one device of 2"
+
+
+def test_unknown_architectures_and_odd_cuts_are_refused_not_guessed(tmp_path):
+    config = {"architectures": ["SomethingNewForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match="SomethingNew"):
+        plan(model=str(tmp_path / "config.json"), device="h100")
+    with pytest.raises(InvalidParameterError, match="heads"):
+        plan(model="llama-3.2-3b", device="h100", devices=5)
+    with pytest.raises(InvalidParameterError, match="devices"):
+        plan(model="llama-3.2-3b", device="h100", devices=4, tensor_parallel_size=2)
+    with pytest.raises(UnsupportedModelError):
+        plan(model="deepseek-v3", engine="octavo", memory="900GiB")
+    with pytest.raises(InvalidParameterError, match="Octavo does not run on"):
+        plan(model="llama-3-8b", engine="octavo", device="h100")
+    with pytest.raises(InvalidParameterError, match="device"):
+        plan(model="llama-3-8b", engine="vllm")
+
+
+# Levers and targets.
+
+
+def test_each_lever_does_what_the_same_options_do():
+    asked = {"model": "llama-3.1-8b", "device": "h100", "max_model_len": "16k", "lengths": "1155:211"}
+    base = plan(**asked)
+    made = [each for each in base.levers if each.options and "shared" not in each.options]
+    assert {each.options.split()[0] for each in made} >= {"--kv-cache-dtype", "--max-model-len", "--devices"}
+
+    for lever in made:
+        again = plan(**{**asked, **{k.replace("-", "_"): v for k, v in flags_as_words(lever.options).items()}})
+        assert again.max_concurrency == pytest.approx(lever.max_concurrency), lever.options
+        assert again.concurrency_at_lengths == pytest.approx(lever.concurrency_at_lengths), lever.options
+        assert again.kv_bytes_per_token == lever.kv_bytes_per_token
+        assert lever.gain_ratio == pytest.approx(lever.max_concurrency / base.max_concurrency)
+
+
+def test_heads_show_what_grouping_saves():
+    base = plan(model="llama-3-8b", device="h100", max_model_len="8k")
+    by_name = {each.name: each for each in base.levers}
+    assert by_name["all 32 heads with own keys and values"].kv_bytes_per_token == 4 * base.kv_bytes_per_token
+    assert by_name["one key-value head for all heads"].kv_bytes_per_token == base.kv_bytes_per_token // 8
+    assert all(each.is_hypothetical for each in base.levers if "head" in each.name)
+
+
+def test_a_shared_prefix_is_held_once():
+    base = plan(model="llama-3-8b", device="h100", lengths="1024:16", max_model_len="8k")
+    shared = plan(model="llama-3-8b", device="h100", lengths="1024:16", max_model_len="8k", shared_prefix=1008)
+    blocks = shared.num_blocks
+    assert base.concurrency_at_lengths == pytest.approx(blocks / 65)
+    assert shared.concurrency_at_lengths == pytest.approx((blocks - 63) / 2)
+
+
+def test_a_reservation_holds_fewer_than_blocks_on_demand():
+    asked = {"model": "llama-3-8b", "device": "h100", "max_model_len": "8k", "lengths": "1155:211"}
+    paged = plan(**asked)
+    reserved = plan(**asked, kv_allocator="reserved")
+    assert paged.reserved_concurrency == int(paged.max_concurrency)
+    assert reserved.concurrency_at_lengths == reserved.max_concurrency == paged.reserved_concurrency
+    assert paged.concurrency_at_lengths > 5 * reserved.concurrency_at_lengths
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "llama-3-8b", "device": "l4", "max_model_len": "8k", "lengths": "1155:211"},
+        {"model": "llama-3.1-70b", "device": "h100", "devices": 4, "max_model_len": "16k"},
+        {"model": "smollm2-135m", "memory": "1GiB", "max_model_len": "2k"},
+        {"model": "llama-3.2-1b", "device": "desktop-ddr5", "max_model_len": "8k", "shared_prefix": 1024},
+    ],
+    ids=lambda asked: asked["model"],
+)
+def test_what_is_said_to_hold_a_number_of_requests_holds_it(asked):
+    target = 64
+    found = plan(**asked, target_concurrency=target)
+    assert found.targets
+
+    for answer in found.targets:
+        if answer.num_copies > 1:
+            assert int(found.concurrency_at_lengths or found.max_concurrency) * answer.num_copies >= target
+            continue
+        again = plan_for(with_options(question(**asked), answer.options))
+        holds = again.concurrency_at_lengths
+        if holds is None:
+            lever = next((each for each in again.levers if "shared" in each.options), None)
+            holds = lever.max_concurrency if asked.get("shared_prefix") and lever else again.max_concurrency
+        assert again.fits
+        assert holds >= target, answer.flags
+        assert holds == pytest.approx(answer.concurrency)
+
+
+def test_the_least_memory_for_a_number_of_requests_is_the_least():
+    asked = {"model": "smollm2-135m", "memory": "1GiB", "max_model_len": "2k", "max_num_seqs": 64}
+    (answer, *_) = plan(**asked, target_concurrency=50).targets
+    enough = int(answer.options["memory"].removesuffix("MiB"))
+    less = plan(**{**asked, "memory": f"{enough - 2}MiB"})
+    assert less.max_concurrency < 50 <= plan(**{**asked, "memory": f"{enough}MiB"}).max_concurrency
+
+
+def test_the_lower_of_two_ceilings_binds():
+    asked = {"model": "llama-3-8b", "device": "h100", "max_model_len": "8k", "lengths": "1155:211"}
+    slow, fast = plan(**asked, itl="200ms").ceilings, plan(**asked, itl="8ms").ceilings
+    assert (slow.binds, fast.binds) == ("memory", "device")
+    assert fast.device_requests < fast.memory_requests < slow.device_requests
+    assert slow.context_tokens == 1261  # 1,155 and half of 212, the mean over 211 steps
+    # One request alone reads the weights: 16 GB at 80 % of 3.35 TB/s.
+    assert plan(**asked, itl="5ms").ceilings.device_requests == 0
+    assert plan(model="llama-3-8b", memory="80GiB", engine="vllm").ceilings is None
+
+
+def test_measured_speed_is_a_ceiling_for_octavo(tmp_path):
+    measured = {
+        "schema": "octavo.bench.kernels/1",
+        "limits": {"memory_read_gb_per_s": 20.0, "matrix_product_gflop_per_s": 150.0},
+    }
+    (tmp_path / "speed.json").write_text(json.dumps(measured))
+    asked = question(model="smollm2-135m", memory="4GiB", itl="50ms", lengths="500:100", max_model_len=8192)
+    found = plan_for(asked, calibrate_path=tmp_path / "speed.json").ceilings
+    assert found.label == "measured"
+    assert found.binds == "device"
+    assert 0 < found.device_requests < found.memory_requests
+    assert plan_for(asked).ceilings is None
+
+
+def test_a_start_up_log_corrects_the_plan_and_says_how_far_off_the_rule_was():
+    """Two devices, which logged 63.84 and 63.86 GiB for the pool, and 291.82 requests of 8,192 tokens."""
+    asked = question(model="qwen2.5-7b-instruct", device="h100")
+    found = plan_for(asked, calibrate_path=LOGS / "vllm_0_19_tp2.log")
+
+    assert (found.engine, found.engine_version, found.num_devices, found.max_model_len) == ("vllm", "0.19", 2, 8192)
+    terms = {each.term: each for each in found.calibration}
+    assert terms["KV pool"].logged_bytes == int(63.84 * GIB)
+    assert terms["KV pool"].difference_ratio != 0
+    assert found.kv_pool_bytes == pytest.approx(63.84 * GIB, rel=1e-3)
+    assert found.max_concurrency == pytest.approx(291.82, rel=2e-3)
+    assert any("calibrated" in each.source for each in found.sources)
+    assert found.kv_pool_bytes_high - found.kv_pool_bytes_low < 0.5 * GIB
+
+    longer = plan_for(with_options(asked, {"max_model_len": "16384"}), calibrate_path=LOGS / "vllm_0_19_tp2.log")
+    assert longer.max_concurrency == pytest.approx(found.max_concurrency / 2, rel=1e-2)
+    with pytest.raises(InvalidParameterError, match="another model"):
+        plan_for(question(model="llama-3-70b", device="h100"), calibrate_path=LOGS / "vllm_0_19_tp2.log")
+    with pytest.raises(InvalidParameterError, match=r"llama\.cpp"):
+        plan_for(question(model="llama-3-8b", device="h100"), calibrate_path=LOGS / "llama_cpp_2026.log")
+    with pytest.raises(InvalidParameterError, match="one of vllm"):
+        plan_for(with_options(asked, {"engine": "sglang"}), calibrate_path=LOGS / "vllm_0_19_tp2.log")
+
+
+RUNS = json.loads((LOGS.parent / "engine_budget" / "vllm_runs.json").read_text(encoding="utf-8"))
+PACKED_AS = {"16-bit": "auto", "mxfp4": "auto", "moe_wna16": "awq"}
+
+
+def test_whole_plans_of_controlled_starts_are_off_by_less_than_a_percent_on_average():
+    """From configuration and settings alone, as a person would ask: the pool within 6 % at worst, 1 % on average."""
+    errors, inside = {}, 0
+    for row in RUNS:
+        words = {
+            "model": row["model"],
+            "engine": "vllm",
+            "engine-version": row["version"],
+            "weight-dtype": PACKED_AS.get(row["weights_as"], row["weights_as"]),
+            "memory": f"{int(row['device_gib'] * GIB)}B",
+            "utilization": row["utilization"],
+            "max-model-len": row["max_model_len"],
+            "max-num-seqs": row["max_num_seqs"],
+            "max-num-batched-tokens": row["max_num_batched_tokens"],
+            "tensor-parallel-size": row["tensor_parallel_size"],
+        }
+        found = plan_for(question_from_words({name: value for name, value in words.items() if value is not None}))
+        real = row["kv_pool_gib"] * GIB
+        inside += found.kv_pool_bytes_low - 0.006 * GIB <= real <= found.kv_pool_bytes_high + 0.006 * GIB
+        if row["is_controlled"]:
+            errors[f"{row['model']} x {row['tensor_parallel_size']}"] = found.kv_pool_bytes / real - 1
+    assert len(errors) >= 25
+    assert sum(map(abs, errors.values())) / len(errors) < 0.01
+    assert max(map(abs, errors.values())) < 0.06
+    assert inside >= 0.95 * len(RUNS)
+
+
+# The document.
+
+
+def test_the_document_has_every_promised_field_and_is_json():
+    found = plan(model="llama-3-70b", device="h100-80gb", devices=4, max_model_len="32k", lengths="1155:211")
+    document = found.as_dict()
+    assert document["schema"] == "octavo.plan/1"
+    assert set(FIELDS.split()) <= set(document)
+    assert json.loads(json.dumps(document)) == document
+    assert document["scope"] == "one device of 4"
+    assert document["engine"] == "vllm"
+    assert document["engine_because"]
+    words = {
+        "model": "llama-3-70b",
+        "device": "h100-80gb",
+        "devices": "4",
+        "max-model-len": "32k",
+        "lengths": "1155:211",
+    }
+    assert plan_document(words) == document
+
+
+def test_every_source_line_names_its_source():
+    found = plan(model="llama-3-70b", device="h100-80gb", devices=4)
+    assert {each.name for each in found.sources} >= {
+        "model",
+        "memory",
+        "weights",
+        "activation peak",
+        "overhead",
+        "KV pool",
+    }
+    assert all(each.source for each in found.sources)
+
+
+def test_more_memory_than_seats_can_use_is_told():
+    roomy = plan(model="llama-3-8b", device="h100", max_model_len=2048, max_num_seqs=16)
+    note = next(each for each in roomy.advice if each.options)
+    less = plan_for(with_options(question(model="llama-3-8b", device="h100", max_model_len=2048), note.options))
+    assert less.kv_pool_bytes < roomy.kv_pool_bytes
+    assert less.max_concurrency >= 16
+    assert less.kv_pool_bytes % MIB == 0
