@@ -32,6 +32,9 @@ from octavo.server.settings import MAX_HEADER_BYTES, ServerSettings
 FLUSH_S = 2.0
 """What clients get to read their last event, once everything has been aborted."""
 STOP_ENGINE_S = 3.0
+KEEP_CONNECTION_S = 75
+"""Idle connections stay open for longer than clients (5 s) and proxies (60 s) keep theirs: whoever closes first must not
+be the one that does not know of the next request."""
 _LOG = logging.getLogger(__name__)
 
 Load = Callable[[], AsyncLLM]
@@ -49,6 +52,7 @@ def web_config(app: ASGIApp) -> uvicorn.Config:
         loop="asyncio",
         server_header=False,
         timeout_graceful_shutdown=int(FLUSH_S),
+        timeout_keep_alive=KEEP_CONNECTION_S,
         h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,
         proxy_headers=False,
     )
