@@ -259,6 +259,11 @@ class EngineThread:
                 self._rung.wait()
             return len(self._inbox)
 
+    def _next_command(self) -> _Command | None:
+        """Take the oldest command; `None` if a stop that would not wait has dropped them all."""
+        with self._lock:
+            return self._inbox.popleft() if self._inbox else None
+
     # ---- engine thread ----
 
     def _run(self) -> None:
@@ -272,7 +277,10 @@ class EngineThread:
         """Do what was asked, then one step; `False` once the engine is to stop."""
         for _ in range(self._wait_for_work()):
             # One at a time: what follows a command that fails is still there to be dropped properly.
-            self._inbox.popleft().run()
+            command = self._next_command()
+            if command is None:
+                break
+            command.run()
         if self._is_stopping:
             for queue in list(self._queues.values()):
                 self._abort(queue)
