@@ -33,7 +33,7 @@ FLUSH_S = 2.0
 """What clients get to read their last event, once everything has been aborted."""
 STOP_ENGINE_S = 3.0
 KEEP_CONNECTION_S = 75
-"""Idle connections stay open for longer than clients (5 s) and proxies (60 s) keep theirs: whoever closes first must not
+"""Idle connections stay open for longer than clients (5 s) and proxies (60 s) keep theirs: who closes first must not
 be the one that does not know of the next request."""
 _LOG = logging.getLogger(__name__)
 
