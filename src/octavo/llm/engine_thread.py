@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
+from octavo.core.events import Event
 from octavo.core.ports import Clock, Grammar
 from octavo.engine.engine import Engine
 from octavo.engine.messages import EngineRequest, OutputDelta
@@ -97,6 +98,7 @@ class EngineThread:
         self._ends = RateWindow(now_s=clock.now_s())
         self._queues: dict[str, OutputQueue] = {}
         self._num_failed_steps = 0
+        engine.subscribe(self._note_running)
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
 
     # ---- any thread ----
@@ -353,6 +355,11 @@ class EngineThread:
                 for queue in rung:
                     queue.leave()
                     self.leave(queue)
+
+    def _note_running(self, _events: Sequence[Event]) -> None:
+        """Called before a step is computed, too, so that a long first step does not look like waiting."""
+        with self._lock:
+            self._num_running = self._engine.num_running
 
     def _note_ends(self, num_ended: int) -> None:
         waiters: list[Future[None]] = []
