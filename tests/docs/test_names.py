@@ -80,7 +80,7 @@ def test_every_class_and_method_named_in_a_document_is_in_the_code(root: Path, d
     words = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in files)))
     num_names = 0
     for document, text in documents.items():
-        if document in {"docs/glossary.md", "docs/cli.md"}:
+        if document in {"docs/glossary.md", "docs/cli.md", "docs/metrics.md"}:  # the last two are made from the code
             continue
         for span in _CODE.findall(_FENCED.sub("", text)):
             is_class = re.fullmatch(r"[A-Z][a-z]+[A-Za-z]*(\.\w+)?", span)

@@ -44,6 +44,11 @@ CASES = [
     pytest.param(
         TinyModel(), {"kv_cache_memory": "5MiB", "kv_allocator": "reserved", "max_model_len": 100}, id="reserved"
     ),
+    pytest.param(
+        TinyModel(architecture="mistral", sliding_window=32, num_layers=3),
+        {"kv_cache_memory": "300KiB", "kv_allocator": "reserved", "max_num_batched_tokens": 64},
+        id="reserved windows",
+    ),
 ]
 
 
@@ -67,6 +72,13 @@ def test_a_plan_says_what_a_start_does_to_the_byte(model, options, tmp_path):
     assert plan.fits
     if plan.kv_allocator == "paged":
         assert plan.max_concurrency == llm.card.max_concurrency
+    else:
+        (output,) = llm.generate(
+            [{"prompt_token_ids": [5 + i % 400 for i in range(plan.max_model_len - 1)]}],
+            SamplingParams(max_tokens=1, ignore_eos=True),
+        )
+        assert len(output.outputs[0].token_ids) == 1, "a run is as long as what is said to fit"
+        assert plan.max_concurrency == plan.reserved_concurrency >= 1
     runner = llm.engine._runner
     if resolved["runner"] == "native":
         assert plan.activation_peak_bytes == runner.activation_bytes

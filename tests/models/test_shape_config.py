@@ -121,6 +121,52 @@ def test_text_part_takes_what_the_outer_object_says_for_the_whole():
     assert outer.is_tied and not any(tensor.role == "head" for tensor in outer.tensors)
 
 
+def test_layers_that_read_the_cache_of_others_keep_nothing():
+    kept = [layer.kv is not None for layer in read("gemma-4-26b", **GEMMA_SHARING).layers]
+
+    assert kept == [True] * 20 + [False] * 10
+
+
+GEMMA_SHARING = {"text_config": {**find_model("gemma-4-26b").config["text_config"], "num_kv_shared_layers": 10}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "chunks"),
+    [
+        ({}, [8192, 8192, 8192, None] * 12),
+        ({"no_rope_layers": [1, 0] * 24}, [8192, None] * 24),
+        ({"no_rope_layers": []}, [8192, 8192, 8192, None] * 12),
+        ({"layer_types": ["chunked_attention", "full_attention"] * 24}, [8192, None] * 24),
+        ({"attention_chunk_size": None}, [None] * 48),
+        ({"no_rope_layer_interval": 2}, [8192, None] * 24),
+    ],
+)
+def test_chunks_of_llama_4_are_in_the_layers_that_the_file_names(changes, chunks):
+    text = {**find_model("llama-4-scout-17b-16e").config["text_config"], **changes}
+
+    shape = read("llama-4-scout-17b-16e", text_config=text)
+
+    assert [layer.kv.window for layer in shape.layers] == chunks
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "num_windowed"),
+    [
+        ("qwen2.5-7b", {"use_sliding_window": True, "max_window_layers": 20}, 8),
+        ("qwen2.5-7b", {"use_sliding_window": True, "max_window_layers": 28}, 0),
+        ("mistral-7b-v0.1", {"sliding_window": ABSENT}, 32),  # the default of its configuration class
+        ("mistral-7b-v0.1", {"sliding_window": None}, 0),
+        ("phi-3-mini-4k", {}, 32),
+        ("phi-4", {}, 0),
+        ("gpt-oss-20b", {"layer_types": ABSENT}, 12),
+        ("gemma-2-2b", {"sliding_window_pattern": ABSENT}, 13),
+        ("gemma-2-2b", {"layer_types": ["sliding_attention"] * 25 + ["full_attention"]}, 25),
+    ],
+)
+def test_windows_are_in_the_layers_that_the_fields_of_each_family_mean(name, changes, num_windowed):
+    assert sum(layer.kv.window is not None for layer in read(name, **changes).layers) == num_windowed
+
+
 def test_dtype_is_what_the_file_says_and_old_files_without_it_are_float32():
     assert read("llama-2-7b").dtype == "float16"
     assert read("gpt2", torch_dtype=ABSENT).dtype == "float32"
@@ -140,7 +186,7 @@ ODD_VALUES = st.one_of(
 
 
 @pytest.mark.parametrize("name", list_models())
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
 def test_odd_values_are_counted_or_refused_but_never_crash(name, data):
     config = config_of(name)

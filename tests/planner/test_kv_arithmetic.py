@@ -254,6 +254,14 @@ def test_engines_without_groups_count_tokens_of_attention_alone():
     assert other.blocks_for(1600) == 1600 + ceil(state / other.token_bytes)
 
 
+def test_layers_that_keep_nothing_cost_nothing():
+    """Nemotron-H 56B: 10 layers of attention and 54 of Mamba 2 among 54 that are an MLP alone."""
+    layout = kv_layout(shape_of("nemotron-h-56b"), engine="vllm", version=V1)
+
+    assert layout.token_bytes == 10 * 2 * 8 * 128 * 2
+    assert sum(group.num_layers for group in layout.groups) == 10 + 54
+
+
 def test_model_without_attention_has_no_pool_to_plan():
     state = Layer(state=LayerState(conv_elements=8, recurrent_elements=64))
 

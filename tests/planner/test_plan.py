@@ -284,6 +284,18 @@ def test_the_lower_of_two_ceilings_binds():
     assert plan(model="llama-3-8b", memory="80GiB", engine="vllm").ceilings is None
 
 
+@pytest.mark.parametrize(
+    ("model", "num_read"), [("llama-3-8b", 8030261248 - 128256 * 4096), ("llama-3.2-1b", 1235814400)]
+)
+def test_a_step_reads_every_weight_once_and_looks_an_untied_embedding_up(model, num_read):
+    asked = question(model=model, device="h100", lengths="1:1", max_num_seqs=1)
+    found = plan_for(asked)
+    lone = plan_for(with_options(asked, {"num_blocks": "1"})).ceilings
+    assert lone.memory_requests == 1
+    seconds = (2 * num_read + found.kv_bytes_per_block) / (0.8 * 3.35e12)
+    assert lone.memory_step_s == pytest.approx(seconds, rel=0.01)
+
+
 def test_measured_speed_is_a_ceiling_for_octavo(tmp_path):
     measured = {
         "schema": "octavo.bench.kernels/1",

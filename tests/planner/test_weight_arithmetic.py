@@ -91,6 +91,19 @@ def test_mxfp4_packs_experts_alone():
             "w4a16",
         ),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bnb-nf4"),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 128}, "gptq"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {
+                        "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
+                    }
+                },
+            },
+            "fp8-block",
+        ),
     ],
 )
 def test_scheme_of_a_config_is_the_scheme_of_that_name(config, same_as):
@@ -98,6 +111,13 @@ def test_scheme_of_a_config_is_the_scheme_of_that_name(config, same_as):
 
     assert quantised.quantization == config["quant_method"]
     assert rank_weights(quantised).num_bytes == rank_weights(shape_of(LLAMA), weight_dtype=same_as).num_bytes
+
+
+def test_scale_of_a_whole_tensor_is_one():
+    weights = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    shape = shape_of(LLAMA, quant_method="compressed-tensors", config_groups={"group_0": {"weights": weights}})
+
+    assert rank_weights(shape).num_bytes == LINEAR_ELEMENTS + 2 * 32 * 7 + 2 * OTHER_ELEMENTS
 
 
 def test_group_of_a_config_decides_the_number_of_scales():

@@ -196,6 +196,61 @@ def test_a_body_that_is_no_request_is_a_400_with_a_body(client: httpx.Client, na
     check_alive(client)
 
 
+def nested(depth: int) -> dict:
+    value: object = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+HALF = "\ud800"
+HOSTILE = [
+    {HALF: 1},
+    {"x" * 100_000: 1},
+    {"model": HALF},
+    {"model": "x" * 100_000},
+    {"stop": HALF},
+    {"cache_salt": HALF},
+    {"user": HALF, "metadata": {HALF: HALF}},
+    {"chat_template_kwargs": {HALF: HALF}},
+    {"chat_template_kwargs": nested(900)},
+    {"chat_template_kwargs": {"messages": [], "bos_token": {}, "add_generation_prompt": 5}},
+    {"metadata": nested(900)},
+    {"messages": [{"role": HALF, "content": "a"}]},
+    {"messages": [{"role": "user", "content": "a", "name": HALF}]},
+    *({"guided_json": schema} for schema in (nested(60), nested(900), {"enum": [HALF]}, {"$ref": "#"}, False)),
+    {"guided_json": {"$ref": "file:///etc/passwd"}},
+    {"guided_json": {"$ref": "http://127.0.0.1:1/schema"}},
+    *({"guided_regex": text} for text in (HALF, "(a{1,1000}){1,1000}", "(a+)+$", "\\", "")),
+    {"guided_choice": [HALF]},
+    {"guided_grammar": f'start: "{HALF}"'},
+    {"tools": [{"type": "function", "function": {"name": "f", "parameters": nested(900)}}]},
+    {"tools": [{"type": "function", "function": {"name": "f", "parameters": nested(900)}}], "tool_choice": "required"},
+    *(
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]}
+        for arguments in ("[" * 5000, '{"a": NaN}', '{"a": ' + "9" * 5000 + "}", HALF)
+    ),
+    {"logit_bias": {str(token): -100 for token in range(512)}},
+    {"stop_token_ids": list(range(512)), "min_tokens": 2},
+    {"repetition_penalty": 0.01, "presence_penalty": -2, "frequency_penalty": -2},
+    *({"temperature": value} for value in (1e-300, -0.0, 100)),
+    {"top_p": 1e-300, "min_p": 1},
+    {"top_k": 2**31 - 1},
+    {"n": 256, "max_tokens": 1},
+]
+
+
+def test_whatever_a_body_holds_the_server_answers_and_lives(client: httpx.Client):
+    for fields in HOSTILE:
+        for stream in (False, True):
+            body = {"messages": MESSAGES, "max_tokens": 4, "stream": stream, **fields}
+            answer = client.post(CHAT, content=json.dumps(body), headers={"Content-Type": "application/json"})
+            shown = json.dumps(fields)[:200]
+            assert answer.status_code in (200, 400, 404), (shown, answer.text)
+            assert answer.status_code == 200 or len(answer.content) < 10_000, f"what was sent is not sent back: {shown}"
+    check_alive(client)
+
+
 def test_a_null_character_is_a_character(client: httpx.Client):
     assert client.post(TEXT, json={"prompt": "a\0b", "max_tokens": 1}).status_code == 200
 

@@ -291,3 +291,28 @@ def _octavo(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "octavo", *args], env=kept, capture_output=True, text=True, timeout=60, check=False
     )
+
+
+def test_a_slow_reader_has_the_time_of_the_drain_to_read_its_answer(tiny_model: str):
+    """It reads only after the answer has been computed and the drain is over, and gets all of it."""
+    body = {"prompt": "go", "max_tokens": 900, "ignore_eos": True, "stream": True, "logprobs": 20}
+    with ServerProcess(tiny_model, *SMALL) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        data = json.dumps(body).encode()
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect((host, int(port)))
+            slow.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(data) + data
+            )
+            assert slow.recv(100)
+            server.signal(signal.SIGTERM)
+            time.sleep(3)  # longer than what a stopping server gives readers at the very end
+            received = b""
+            while part := slow.recv(65536):
+                received += part
+
+        assert server.wait(30) == 0
+
+    assert b"data: [DONE]" in received[-100:]

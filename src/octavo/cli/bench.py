@@ -8,7 +8,7 @@ from octavo.cli.command import CONTEXT, LazyCommand, OctavoGroup
 
 COMMANDS = {
     "offline": LazyCommand("octavo.cli.bench_offline", "Run a workload as fast as the engine can"),
-    "serve": LazyCommand("octavo.cli.bench_serve", "Put a load on a server, as its clients would"),
+    "serve": LazyCommand("octavo.cli.bench_serve", "Put a load on a server and measure what its clients would see"),
     "recompute": LazyCommand("octavo.cli.bench_recompute", "Time a token with the KV cache and without"),
     "kernels": LazyCommand("octavo.cli.bench_kernels", "Time each kernel against the machine's limits"),
 }

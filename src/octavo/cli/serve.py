@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -81,6 +83,11 @@ def command(asked: AskedConfig, settings: ServerSettings, output: Output) -> Non
     code = lifecycle.run()
     if not output.is_quiet:
         click.echo("stopped", err=True)
+    if lifecycle.has_threads_left:
+        # They run in C++, and would be killed in the middle of it when the interpreter winds down, with a crash.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     click.get_current_context().exit(code)
 
 

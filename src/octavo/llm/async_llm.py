@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from octavo.config.engine import EngineConfig
 from octavo.config.resolved import ResolvedConfig
+from octavo.core.events import Event
 from octavo.core.ports import Clock, Grammar
 from octavo.engine.advice import PoolFacts
 from octavo.engine.clock import MonotonicClock
@@ -31,7 +33,8 @@ from octavo.engine.engine import Engine, EventListener
 from octavo.engine.explain import ExplainLog, Explanation
 from octavo.engine.live_view import LiveView
 from octavo.engine.messages import EngineRequest, OutputDelta
-from octavo.errors import OctavoError
+from octavo.errors import EngineStoppedError, OctavoError
+from octavo.llm.answer_stream import AnswerStream
 from octavo.llm.assemble import Assembled, assemble
 from octavo.llm.engine_thread import EngineThread, Health
 from octavo.llm.output_queue import Bell, OutputQueue
@@ -43,57 +46,11 @@ if TYPE_CHECKING:
     from octavo.runtime.chat_template import ChatTemplate
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 
 DEFAULT_MAX_WAITING = 1024
 DEFAULT_STALL_S = 10.0
 STOP_TIMEOUT_S = 10.0
-
-
-class AnswerStream:
-    """The deltas of one request that the engine has taken.
-
-    Iterate over it, and `close` it, whether or not it has been read to its end: that ends the request. Waiting for a
-    delta may be cancelled (by a timeout, say) and done again; nothing is lost and the request goes on.
-    """
-
-    def __init__(self, thread: EngineThread, queue: OutputQueue, loop: asyncio.AbstractEventLoop) -> None:
-        self._thread = thread
-        self._queue = queue
-        self._loop = loop
-        self._num_left = queue.num_unended
-        self._is_closed = False
-
-    def __aiter__(self) -> AnswerStream:
-        return self
-
-    async def __anext__(self) -> OutputDelta:
-        """Return what is new of one answer.
-
-        Raises:
-            EngineStoppedError: the engine was given up before the request was done.
-            StopAsyncIteration: every answer has ended, or the stream was closed.
-        """
-        if self._num_left == 0 or self._is_closed:
-            raise StopAsyncIteration
-        delta = await self._queue.next()
-        self._num_left -= delta.finish_reason is not None
-        return delta
-
-    def close(self) -> None:
-        """End the request if it is not done: within one step its blocks are free."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._queue.leave()
-        if self._num_left:
-            self._thread.leave(self._queue)
-
-    def __del__(self) -> None:
-        if self._is_closed or not self._num_left:
-            return
-        # The collector runs anywhere, also while this very thread holds a lock; on the loop nothing is held.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._thread.leave, self._queue)
 
 
 class AsyncLLM:
@@ -153,7 +110,7 @@ class AsyncLLM:
             facts=_pool_facts(parts.resolved),
         )
         for listener in (self._explanations.listen, self.live.listen):
-            parts.engine.subscribe(listener)
+            parts.engine.subscribe(_unless_it_fails(listener))
         self._refusal_listeners: list[Callable[[OctavoError], None]] = []
         self._thread = EngineThread(parts.engine, max_waiting=max_waiting, stall_s=stall_s, clock=clock)
 
@@ -216,6 +173,7 @@ class AsyncLLM:
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Abort everything and end the thread; a step that does not end in time is left behind."""
+        self._compilers.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._thread.stop, timeout_s)
 
     # ---- requests ----
@@ -253,7 +211,7 @@ class AsyncLLM:
             for listener in self._refusal_listeners:
                 listener(refusal)
             raise
-        stream = AnswerStream(self._thread, queue, loop)
+        stream = AnswerStream(self._thread, queue, loop, num_answers=message.params.n)
         try:
             await queue.accepted()
         except BaseException:
@@ -292,14 +250,16 @@ class AsyncLLM:
         return await asyncio.wrap_future(self._thread.call(function))
 
     def subscribe(self, listener: EventListener) -> None:
-        """Call `listener` with the events of every step and arrival from now on, on the engine's thread."""
-        engine = self._parts.engine
-        self._thread.post(lambda: engine.subscribe(listener))
+        """Call `listener` with the events of every step and arrival from now on, on the engine's thread.
+
+        One that raises is not called again: whoever watches must not end what is watched.
+        """
+        self.watch(lambda _engine: listener)
 
     def watch(self, make_listener: Callable[[Engine], EventListener]) -> None:
         """As `subscribe`, for a listener that looks at the engine, too: made and called on the engine's thread."""
         engine = self._parts.engine
-        self._thread.post(lambda: engine.subscribe(make_listener(engine)))
+        self._thread.post(lambda: engine.subscribe(_unless_it_fails(make_listener(engine))))
 
     def subscribe_refusals(self, listener: Callable[[OctavoError], None]) -> None:
         """Call `listener` with the error of every request that was refused before the engine saw it, where it was."""
@@ -312,13 +272,34 @@ class AsyncLLM:
         if message.params.structured is None:
             return None
         compile_grammar = self._parts.engine.compile_grammar
-        return await asyncio.get_running_loop().run_in_executor(self._compilers, compile_grammar, message.params)
+        try:
+            compiling = asyncio.get_running_loop().run_in_executor(self._compilers, compile_grammar, message.params)
+        except RuntimeError as error:
+            raise EngineStoppedError("the engine has been stopped") from error
+        return await compiling
 
     def _bell(self, loop: asyncio.AbstractEventLoop) -> Bell:
         with self._bells_lock:
             for known in [known for known in self._bells if known.is_closed()]:
                 del self._bells[known]
             return self._bells.setdefault(loop, Bell(loop))
+
+
+def _unless_it_fails(listener: EventListener) -> EventListener:
+    """Wrap a listener: what it raises is logged once, and it hears no more."""
+    has_failed = False
+
+    def listen(events: Sequence[Event]) -> None:
+        nonlocal has_failed
+        if has_failed:
+            return
+        try:
+            listener(events)
+        except Exception:  # noqa: BLE001 - whoever watches must not end what is watched
+            has_failed = True
+            _LOG.exception("A listener has failed and hears no more")
+
+    return listen
 
 
 def _pool_facts(resolved: ResolvedConfig) -> PoolFacts:

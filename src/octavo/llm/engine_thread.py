@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
+from octavo.core.events import Event
 from octavo.core.ports import Clock, Grammar
 from octavo.engine.engine import Engine
 from octavo.engine.messages import EngineRequest, OutputDelta
@@ -97,6 +98,7 @@ class EngineThread:
         self._ends = RateWindow(now_s=clock.now_s())
         self._queues: dict[str, OutputQueue] = {}
         self._num_failed_steps = 0
+        engine.subscribe(self._note_running)
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
 
     # ---- any thread ----
@@ -259,6 +261,11 @@ class EngineThread:
                 self._rung.wait()
             return len(self._inbox)
 
+    def _next_command(self) -> _Command | None:
+        """Take the oldest command; `None` if a stop that would not wait has dropped them all."""
+        with self._lock:
+            return self._inbox.popleft() if self._inbox else None
+
     # ---- engine thread ----
 
     def _run(self) -> None:
@@ -272,7 +279,10 @@ class EngineThread:
         """Do what was asked, then one step; `False` once the engine is to stop."""
         for _ in range(self._wait_for_work()):
             # One at a time: what follows a command that fails is still there to be dropped properly.
-            self._inbox.popleft().run()
+            command = self._next_command()
+            if command is None:
+                break
+            command.run()
         if self._is_stopping:
             for queue in list(self._queues.values()):
                 self._abort(queue)
@@ -345,6 +355,11 @@ class EngineThread:
                 for queue in rung:
                     queue.leave()
                     self.leave(queue)
+
+    def _note_running(self, _events: Sequence[Event]) -> None:
+        """Called before a step is computed, too, so that a long first step does not look like waiting."""
+        with self._lock:
+            self._num_running = self._engine.num_running
 
     def _note_ends(self, num_ended: int) -> None:
         waiters: list[Future[None]] = []

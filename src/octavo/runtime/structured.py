@@ -27,7 +27,7 @@ from octavo.units import cdiv
 if TYPE_CHECKING:
     import llguidance
 
-MAX_CACHED_GRAMMARS = 128
+MAX_CACHED_GRAMMARS = 64
 MAX_MESSAGE_CHARACTERS = 500
 WHITE_SPACE = r"[ \n\r\t]{1,64}"
 """Between the tokens of JSON: bounded, or a model that only indents fills its whole answer with it."""

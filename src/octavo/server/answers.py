@@ -17,7 +17,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from octavo.engine.messages import EngineRequest, OutputDelta
 from octavo.errors import RequestAbortedError
-from octavo.llm.async_llm import AnswerStream, AsyncLLM
+from octavo.llm.answer_stream import AnswerStream
+from octavo.llm.async_llm import AsyncLLM
 from octavo.server.errors import ApiError
 
 T = TypeVar("T")

@@ -44,6 +44,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
         summary="OpenAI-compatible server with a live view of its KV cache",
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.service = service
     app.openapi = lambda: _document(app)  # type: ignore[method-assign] # FastAPI's own way to change it

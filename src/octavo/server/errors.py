@@ -26,6 +26,7 @@ from octavo.errors import (
 from octavo.server.protocol_chat import ChatRequest
 from octavo.server.protocol_completions import CompletionRequest
 
+MAX_MESSAGE_CHARS = 2000
 INVALID = "invalid_request_error"
 _TYPES = {
     400: INVALID,
@@ -79,8 +80,14 @@ class ApiError(HTTPException):
 
     def body(self) -> dict[str, Any]:
         """Return the answer's body."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": error}
+        param = None if self.param is None else _printable(self.param)
+        return {"error": {"message": _printable(self.message), "type": self.type, "param": param, "code": self.code}}
+
+
+def _printable(text: str) -> str:
+    """Return a text that any answer can hold: what a client sent may be in it, and may be no text, or long."""
+    text = text.encode("utf-8", errors="backslashreplace").decode()
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:MAX_MESSAGE_CHARS]}..."
 
 
 def to_api_error(error: Exception) -> ApiError:

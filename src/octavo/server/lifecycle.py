@@ -14,6 +14,7 @@ import contextlib
 import errno
 import ipaddress
 import logging
+import math
 import signal
 import socket
 import threading
@@ -32,6 +33,11 @@ from octavo.server.settings import MAX_HEADER_BYTES, ServerSettings
 FLUSH_S = 2.0
 """What clients get to read their last event, once everything has been aborted."""
 STOP_ENGINE_S = 3.0
+KEEP_CONNECTION_S = 75
+"""Idle connections stay open for longer than clients (5 s) and proxies (60 s) keep theirs: who closes first must not
+be the one that does not know of the next request."""
+_LOADER = "octavo-load"
+_ENGINE = "octavo-engine"
 _LOG = logging.getLogger(__name__)
 
 Load = Callable[[], AsyncLLM]
@@ -49,6 +55,7 @@ def web_config(app: ASGIApp) -> uvicorn.Config:
         loop="asyncio",
         server_header=False,
         timeout_graceful_shutdown=int(FLUSH_S),
+        timeout_keep_alive=KEEP_CONNECTION_S,
         h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,
         proxy_headers=False,
     )
@@ -86,7 +93,12 @@ class Lifecycle:
         self._on_ready = on_ready
         self._llm: AsyncLLM | None = None
         self._signals: list[signal.Signals] = []
-        self._drain: asyncio.Task[None] | None = None
+        self._ending: list[asyncio.Task[None]] = []
+
+    @property
+    def has_threads_left(self) -> bool:
+        """Whether something that cannot be interrupted goes on: loading, or a step that did not end in time."""
+        return any(thread.name in (_LOADER, _ENGINE) for thread in threading.enumerate())
 
     def run(self) -> int:
         """Serve until a signal says otherwise; return the exit code.
@@ -131,8 +143,8 @@ class Lifecycle:
         self._server.should_exit = True
         if not serving.done():
             await serving
-        if self._drain is not None:
-            self._drain.cancel()
+        for task in self._ending:
+            task.cancel()
         if self._llm is not None:
             await self._llm.stop(STOP_ENGINE_S)
 
@@ -142,18 +154,28 @@ class Lifecycle:
             self._server.should_exit = True
         elif len(self._signals) == 1:
             _LOG.info("%s: draining for up to %g s; again to stop at once", received.name, self._settings.drain_timeout)
-            self._drain = asyncio.get_running_loop().create_task(self._drain_and_exit(self._settings.drain_timeout))
+            self._ending.append(asyncio.ensure_future(self._drain_and_exit(self._settings.drain_timeout)))
         elif len(self._signals) == 2:
             _LOG.info("%s: stopping at once", received.name)
-            asyncio.get_running_loop().create_task(self._drain_and_exit(0.0))
+            self._ending.append(asyncio.ensure_future(self._exit_at_once()))
         else:
             self._server.force_exit = True
 
     async def _drain_and_exit(self, deadline_s: float) -> None:
         assert self._llm is not None
+        loop = asyncio.get_running_loop()
+        deadline_at_s = loop.time() + deadline_s
         await self._llm.drain(deadline_s)
-        # Aborted streams end with an event of their own; closing the listeners gives them FLUSH_S to send it.
+        # Clients have the rest of the time to read what has been answered; aborted streams end with an event.
+        self._server.config.timeout_graceful_shutdown = math.ceil(max(FLUSH_S, deadline_at_s - loop.time()))
         self._server.should_exit = True
+
+    async def _exit_at_once(self) -> None:
+        assert self._llm is not None
+        await self._llm.drain(0.0)
+        self._server.should_exit = True
+        await asyncio.sleep(FLUSH_S)
+        self._server.force_exit = True
 
 
 def _in_thread(load: Load) -> asyncio.Future[AsyncLLM]:
@@ -174,7 +196,7 @@ def _in_thread(load: Load) -> asyncio.Future[AsyncLLM]:
         else:
             tell(lambda: future.set_result(llm))
 
-    threading.Thread(target=run, name="octavo-load", daemon=True).start()
+    threading.Thread(target=run, name=_LOADER, daemon=True).start()
     return future
 
 

@@ -26,8 +26,9 @@ from octavo.core.sampling import SamplingParams
 from octavo.core.step import StepPlan, StepResult
 from octavo.engine.engine import Engine
 from octavo.engine.messages import EngineRequest, OutputDelta
+from octavo.llm.answer_stream import AnswerStream
 from octavo.llm.assemble import Assembled
-from octavo.llm.async_llm import AnswerStream, AsyncLLM
+from octavo.llm.async_llm import AsyncLLM
 from octavo.testing.engine_rig import HandClock
 from octavo.testing.factories import CoreSetup, make_request, make_runner, make_scheduler, solo_output
 

@@ -4,6 +4,7 @@ import { $, element, formatCount, formatSeconds, plural, setText, shortenId } fr
 import { colourOf } from "./pool_map.js";
 
 const MAX_ROWS = 200;
+const CELL_PADDING = 8;
 const WAITING = {
   seats: "waits for a seat",
   tokens: "waits for token budget",
@@ -17,6 +18,7 @@ export class RequestsView {
     this.map = map;
     this.onMark = onMark;
     this.body = $("requests").tBodies[0];
+    this.wide = $("requests").tHead.querySelector(".wide");
     this.rows = new Map();
   }
 
@@ -29,6 +31,8 @@ export class RequestsView {
         this.rows.delete(id);
       }
     }
+    // Asked once and before anything is written: each answer after a change would cost a layout of the page.
+    this.width = this.wide.clientWidth - CELL_PADDING;
     // One scale for all tables, so that they can be compared.
     this.longest = Math.max(1, ...requests.map((request) => request.tables.flat().length));
     requests.forEach((request, index) => {
@@ -82,8 +86,8 @@ export class RequestsView {
   /** One cell a block while they fit, else several blocks a cell, drawn as the most shared of them. */
   drawTable(canvas, request, blocks) {
     const ratio = window.devicePixelRatio || 1;
-    const width = Math.round(canvas.clientWidth * ratio);
-    if (width === 0) return;
+    const width = Math.round(this.width * ratio);
+    if (width <= 0) return;
     const height = Math.round(12 * ratio);
     const ids = request.tables.flat();
     const perCell = Math.max(1, Math.ceil(this.longest / Math.floor(width / (3 * ratio))));
