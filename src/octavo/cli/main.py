@@ -31,7 +31,9 @@ _WRITE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, e
 COMMANDS = {
     "generate": LazyCommand("octavo.cli.generate", "Answer prompts, streaming to the terminal"),
     "chat": LazyCommand("octavo.cli.chat", "Talk with a model, turn by turn"),
-    "serve": LazyCommand("octavo.cli.serve", "Serve a model over HTTP"),
+    "serve": LazyCommand(
+        "octavo.cli.serve", "Serve a model over HTTP, for OpenAI's clients and the ones made like them"
+    ),
     "top": LazyCommand("octavo.cli.top", "Show the KV pool of a running server, its requests and the last minute"),
     "plan": LazyCommand("octavo.cli.plan", "Say how many requests fit, before anything is downloaded or bought"),
     "simulate": LazyCommand("octavo.cli.simulate", "Run a request trace against a model of the machine"),
