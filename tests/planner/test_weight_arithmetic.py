@@ -206,6 +206,16 @@ def test_tied_table_is_in_the_first_and_in_the_last_stage():
     assert halves == 2 * ((shape.num_parameters - 256_000 * 3072 - 3072) // 2 + 256_000 * 3072 + 3072)
 
 
+def test_learned_positions_are_in_the_first_stage():
+    shape = shape_of("gpt2")
+    layer, tables, last_norm = 7_087_872, (50_257 + 1024) * 768, 2 * 768
+
+    first_and_last = 6 * layer + tables, 6 * layer + 50_257 * 768 + last_norm
+
+    assert rank_weights(shape, weight_dtype="f16", pipeline_parallel_size=2).num_bytes == 2 * max(first_and_last)
+    assert shape.num_parameters == 12 * layer + tables + last_norm
+
+
 PLAIN = [
     row
     for row in map(
