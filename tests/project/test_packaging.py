@@ -14,7 +14,11 @@ from octavo.version import __version__
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
-REQUIREMENTS = [*PYPROJECT["project"]["dependencies"], *(each for extra in EXTRAS.values() for each in extra)]
+REQUIREMENTS = [
+    *PYPROJECT["project"]["dependencies"],
+    # An extra may build on another one of ours.
+    *(each for extra in EXTRAS.values() for each in extra if not each.startswith("octavo[")),
+]
 
 
 def test_installed_version_is_the_one_in_the_source():
