@@ -1,6 +1,6 @@
 """LiveFrame: the pool and its requests at one moment, and the minute before, as one JSON document.
 
-What a page, a terminal and `GET /kv` show. Schema `octavo.kv/1`:
+What a browser, a terminal and `GET /kv` show. Schema `octavo.kv/1`:
 
     schema, time_s              seconds of the engine's clock
     model, block_size_tokens, block_bytes, num_blocks, max_num_seqs
