@@ -6,6 +6,7 @@
     │   ├── ModelNotFoundError    no such alias, path or hub id
     │   ├── UnsupportedModelError architecture, layer kind, tokenizer or feature we do not run
     │   ├── ModelFileError        a file is truncated, misshapen, or lacks a tensor or field
+    │   ├── ModelNumbersError     its numbers come to NaN or infinity
     │   └── DownloadError         the network, the index or the checksum said no
     ├── CapacityError             it does not fit                                             exit 3
     │   └── RequestTooLongError   one request can never fit; refused on arrival               exit 3
@@ -85,6 +86,12 @@ class ModelFileError(ModelError):
     """A model file is truncated, misshapen, or lacks a tensor or field; the message names it."""
 
     code = "bad-model-file"
+
+
+class ModelNumbersError(ModelError):
+    """What a model computes is no distribution: its weights hold NaN or infinity, or its sums overflow."""
+
+    code = "model-numbers"
 
 
 class DownloadError(ModelError):

@@ -7,11 +7,19 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.errors import CapacityError, InvalidParameterError, MachineError, ModelNotFoundError, RequestTooLongError
-from octavo.testing.tiny_models import TinyModel, write_hf_model
+from octavo.errors import (
+    CapacityError,
+    InvalidParameterError,
+    MachineError,
+    ModelNotFoundError,
+    ModelNumbersError,
+    RequestTooLongError,
+)
+from octavo.testing.tiny_models import TinyModel, make_tensors, write_hf_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -332,3 +340,16 @@ def test_a_forked_process_is_told_that_it_cannot_use_the_model(folder: Path) -> 
     assert os.read(reader, 10) == b"told"
     os.waitpid(child, 0)
     os.close(reader)
+
+
+@pytest.mark.parametrize("runner", ["native", "reference"])
+def test_weights_that_are_no_numbers_are_the_files_fault_not_ours(tmp_path, runner):
+    model = TinyModel()
+    tensors = make_tensors(model)
+    tensors["model.layers.1.mlp.down_proj.weight"][0, 0] = np.nan
+    llm = LLM(write_hf_model(model, tmp_path / "broken", tensors=tensors), runner=runner)
+
+    with pytest.raises(ModelNumbersError, match="NaN or infinity"):
+        llm.generate("hello", SamplingParams(max_tokens=4))
+    with pytest.raises(ModelNumbersError):
+        llm.generate("hello", SamplingParams(max_tokens=1, prompt_logprobs=1))

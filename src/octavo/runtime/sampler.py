@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from octavo.core.sampling import SamplingParams
 from octavo.core.step import SampledToken, SampleRow, TokenLogprobs
+from octavo.errors import ModelNumbersError
 from octavo.runtime.counter_rng import uniform
 from octavo.runtime.portable_math import lane_sum, portable_exp
 from octavo.units import RequestId, TokenId, cdiv
@@ -56,9 +57,23 @@ def sample(logits: Float32, row: SampleRow) -> SampledToken:
 
 
 def check_logits(logits: Float32, request_id: RequestId, doing: str) -> None:
-    """Assert that a row holds no NaN and no +inf, and something above -inf: else a runner has a bug."""
+    """Check that a row holds no NaN and no +inf, and something above -inf.
+
+    Raises:
+        ModelNumbersError: it is no distribution.
+    """
     highest = logits.max()
-    assert np.isfinite(highest), f"request {request_id}: {doing}, the highest of {len(logits)} logits is {highest}"
+    if not np.isfinite(highest):
+        raise no_distribution(f"{doing}, the highest of {len(logits):,} logits is {highest}", request_id)
+
+
+def no_distribution(what: str, request_id: RequestId) -> ModelNumbersError:
+    """Return the error about logits that no token can be drawn from."""
+    return ModelNumbersError(
+        f"request {request_id}: {what}",
+        because="the model's weights hold NaN or infinity, or its sums leave float32",
+        hints=("fetch the model's file anew; if it is as it should be, report this with the model's name",),
+    )
 
 
 def adjust(logits: Float64, row: SampleRow) -> Float64:
