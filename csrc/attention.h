@@ -44,13 +44,12 @@ struct AttentionCall {
   AttentionBatch batch;
   float scale;
   float softcap;   // scores are bounded, softcap * tanh(score / softcap); 0 for no bound
-  const float* q;  // rows of the qkv buffer: query heads come first
+  const float* q;  // rows of the qkv buffer: query heads come first; transformed where the layout is_transformed
   int64_t q_stride;
   float* out;  // [num_tokens, num_heads * head_dim]
   int64_t out_stride;
   const std::byte* pool;
-  KvLayout layout;
-  int layer;  // within its group
+  KvLayout layout;  // of the layer
 };
 
 inline int padded_head_dim(int head_dim) { return (head_dim + 7) / 8 * 8; }

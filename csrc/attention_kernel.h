@@ -2,9 +2,12 @@
 // splits, and the merging of splits. What happens to one tile is in attention_tile.h.
 #pragma once
 
+#include <type_traits>
+
 #include "attention.h"
 #include "attention_schedule.h"
 #include "attention_tile.h"
+#include "hadamard.h"
 
 namespace octavo::OCTAVO_SIMD {
 
@@ -112,48 +115,76 @@ inline void write_output(const AttentionCall& call, int kv_head, int request, in
   float* out = call.out + element_of(call, kv_head, request, row, call.out_stride);
   const float factor = 1.0f / weight;
   for (int d = 0; d < call.shape.head_dim; ++d) out[d] = sums[d] * factor;
+  if (is_transformed(call.layout.type)) hadamard_inverse(out, call.shape.head_dim);
 }
 
 template <class Element>
-OCTAVO_INLINE void convert_tile(const typename Element::Type* from, int count, float* to) {
-  for (int i = 0; i < count; i += 16) store16(to + i, Element::load16(from + i));
+OCTAVO_INLINE void convert_keys(const typename Element::Type* from, int head_dim, float* to) {
+  for (int i = 0; i < head_dim / Element::kNumbers; ++i) {
+    V16 keys[Element::kNumbers];
+    Element::load_keys(from + i * kTileTokens, keys);
+    for (int j = 0; j < Element::kNumbers; ++j) store16(to + (i * Element::kNumbers + j) * kTileTokens, keys[j]);
+  }
 }
+
+template <class Element>
+OCTAVO_INLINE void convert_values(const typename Element::Type* from, int head_dim, float* to) {
+  for (int i = 0; i < kTileTokens * head_dim; i += 16) store16(to + i, Element::load16(from + i / Element::kNumbers));
+}
+
+// What a converted tile is read as.
+template <class Element>
+using Converted = std::conditional_t<Element::kIsScaled, ElementLevels, ElementF32>;
 
 // Folds the tiles of one split of a row block into cleared sums.
 template <class Element>
 void fold_split(const Work& work, int split, const Scratch& scratch) {
   using Type = typename Element::Type;
   const AttentionCall& call = work.call;
+  const KvLayout& layout = call.layout;
   const int head_dim = call.shape.head_dim;
   const int num_rows = work.item.num_rows;
   const float bound = call.softcap * kLog2E;
-  const int block_size = call.layout.block_size;
+  const int block_size = layout.block_size;
   const int32_t* table = call.batch.block_ids + call.batch.table_offsets[work.rows[0].request];
   // Rows of one request ascend; rows of several see the whole split.
   const int last_end = work.visible[num_rows - 1].end;
   const int begin = greater(split * kSplitTokens, work.visible[0].begin / kTileTokens * kTileTokens);
   const int end = lesser((split + 1) * kSplitTokens, last_end);
   const auto tile_at = [&](int position) {
-    return call.pool + call.layout.keys_offset(table[position / block_size], call.layer, work.item.kv_head,
-                                               position % block_size / kTileTokens);
+    return call.pool +
+           layout.keys_offset(table[position / block_size], work.item.kv_head, position % block_size / kTileTokens);
   };
   clear_sums(scratch.split, num_rows, padded_head_dim(head_dim));
   for (int position = begin; position < end; position += kTileTokens) {
     const std::byte* at = tile_at(position);
     const Type* keys = reinterpret_cast<const Type*>(at);
-    const Type* values = reinterpret_cast<const Type*>(at + call.layout.values_after_keys());
+    const Type* values = reinterpret_cast<const Type*>(at + layout.values_after_keys());
+    const uint16_t* key_scales = reinterpret_cast<const uint16_t*>(at + layout.key_scales_after_keys());
+    const uint16_t* value_scales = reinterpret_cast<const uint16_t*>(at + layout.value_scales_after_keys());
     if (sizeof(Type) != sizeof(float) && num_rows >= kConvertFromRows) {
-      convert_tile<Element>(keys, kTileTokens * head_dim, scratch.keys);
-      convert_tile<Element>(values, kTileTokens * head_dim, scratch.values);
-      fold_tile<ElementF32>(
-          {scratch.q, scratch.keys, scratch.values, head_dim, position, bound, {}, scratch.split, 0, work.visible},
-          num_rows);
+      convert_keys<Element>(keys, head_dim, scratch.keys);
+      convert_values<Element>(values, head_dim, scratch.values);
+      fold_tile<Converted<Element>>({scratch.q,
+                                     scratch.keys,
+                                     scratch.values,
+                                     key_scales,
+                                     value_scales,
+                                     head_dim,
+                                     position,
+                                     bound,
+                                     {},
+                                     scratch.split,
+                                     0,
+                                     work.visible},
+                                    num_rows);
     } else {
       Ahead ahead;
       if (position + kTileTokens < lesser(last_end, work.item.split_end * kSplitTokens)) {
-        ahead = {tile_at(position + kTileTokens), call.layout.tile_bytes() / size_t(head_dim)};
+        ahead = ahead_of(tile_at(position + kTileTokens), layout.tile_bytes(), head_dim / Element::kNumbers);
       }
-      fold_tile<Element>({scratch.q, keys, values, head_dim, position, bound, ahead, scratch.split, 0, work.visible},
+      fold_tile<Element>({scratch.q, keys, values, key_scales, value_scales, head_dim, position, bound, ahead,
+                          scratch.split, 0, work.visible},
                          num_rows);
     }
   }
@@ -255,6 +286,12 @@ inline void attend(const AttentionCall& call, AttentionSchedule& schedule, const
       return attend_item<ElementF16>(call, schedule, item, scratch);
     case KvType::bf16:
       return attend_item<ElementBf16>(call, schedule, item, scratch);
+    case KvType::int8:
+      return attend_item<ElementInt8>(call, schedule, item, scratch);
+    case KvType::fp8_e4m3:
+      return attend_item<ElementE4m3>(call, schedule, item, scratch);
+    case KvType::int4:
+      return attend_item<ElementInt4>(call, schedule, item, scratch);
   }
 }
 

@@ -23,7 +23,8 @@ bool has_avx512() {
 bool gives_same_bits(AttentionShape shape, KvType type) {
   std::mt19937 rng(1);  // the same everywhere: a selection must not be a matter of luck
   const auto number = [&rng] { return static_cast<float>(rng() >> 8) * 0x1p-23f - 1.0f; };
-  const KvLayout layout{type, 1, shape.num_kv_heads, shape.head_dim, kTileTokens};
+  const KvLayout layout =
+      lay_out_layers({type}, {0}, {0}, {type, shape.num_kv_heads, shape.head_dim, kTileTokens}).front();
   const std::vector<int32_t> query_offsets{0, 19, 20, 27};
   const std::vector<int32_t> start_positions{kSplitTokens - 7, 40, 0};
   std::vector<int32_t> block_ids, table_offsets{0};
@@ -32,14 +33,14 @@ bool gives_same_bits(AttentionShape shape, KvType type) {
     for (int position = 0; position < end; position += kTileTokens) block_ids.push_back(int32_t(block_ids.size()) + 1);
     table_offsets.push_back(int32_t(block_ids.size()));
   }
-  KvPool pool(layout, int64_t(block_ids.size()));
+  KvPool pool(layout.block_bytes, int64_t(block_ids.size()));
   std::vector<float> key(size_t(shape.head_dim)), value(key.size());
   for (const int32_t block : block_ids) {
     for (int head = 0; head < shape.num_kv_heads; ++head) {
       for (int place = 0; place < kTileTokens; ++place) {
         std::generate(key.begin(), key.end(), [&] { return 3.0f * number(); });
         std::generate(value.begin(), value.end(), number);
-        kernels_avx2().store_kv(layout, pool.data() + layout.keys_offset(block, 0, head, 0), place, key.data(),
+        kernels_avx2().store_kv(layout, pool.data() + layout.keys_offset(block, head, 0), place, key.data(),
                                 value.data());
       }
     }
@@ -55,8 +56,7 @@ bool gives_same_bits(AttentionShape shape, KvType type) {
   const AlignedBytes scratch = aligned_bytes(attention_scratch_floats(shape.head_dim) * sizeof(float));
   const AttendFunction kernels[2] = {kernels_avx2().attend, kAttendAvx512};
   for (int i = 0; i < 2; ++i) {
-    const AttentionCall call{shape, batch,       1.0f,   0.0f, q.data(), width, outputs[i].data(),
-                             width, pool.data(), layout, 0};
+    const AttentionCall call{shape, batch, 1.0f, 0.0f, q.data(), width, outputs[i].data(), width, pool.data(), layout};
     for (int64_t j = 0; j < schedule.num_items(); ++j) {
       kernels[i](call, schedule, schedule.item(j), reinterpret_cast<float*>(scratch.get()));
     }
@@ -66,7 +66,7 @@ bool gives_same_bits(AttentionShape shape, KvType type) {
 
 bool is_avx512_usable() {
   if (!has_avx512()) return false;
-  for (const KvType type : {KvType::f32, KvType::f16, KvType::bf16}) {
+  for (const KvType type : {KvType::f32, KvType::f16, KvType::bf16, KvType::int8, KvType::fp8_e4m3, KvType::int4}) {
     for (const AttentionShape shape :
          {AttentionShape{3, 1, 64, 0}, AttentionShape{8, 1, 40, 0}, AttentionShape{2, 2, 100, 33}}) {
       if (!gives_same_bits(shape, type)) return false;

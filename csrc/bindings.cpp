@@ -46,8 +46,19 @@ OpKind op_kind(const std::string& name) {
 }
 
 KvType kv_type(const std::string& name) {
-  static const std::map<std::string, KvType> kTypes{{"f32", KvType::f32}, {"f16", KvType::f16}, {"bf16", KvType::bf16}};
+  static const std::map<std::string, KvType> kTypes{{"f32", KvType::f32},   {"f16", KvType::f16},
+                                                    {"bf16", KvType::bf16}, {"int8", KvType::int8},
+                                                    {"int4", KvType::int4}, {"fp8_e4m3", KvType::fp8_e4m3}};
   return kTypes.at(name);
+}
+
+// How each layer is held.
+std::vector<KvType> kv_types(const nb::dict& config, size_t num_layers) {
+  std::vector<KvType> types(num_layers, kv_type(nb::cast<std::string>(config["kv_dtype"])));
+  for (nb::handle layer : nb::cast<nb::tuple>(config["kv_skip_layers"])) {
+    types.at(nb::cast<size_t>(layer)) = kv_type(nb::cast<std::string>(config["skipped_kv_dtype"]));
+  }
+  return types;
 }
 
 template <class T>
@@ -123,11 +134,11 @@ ModelSizes sizes_of(const nb::dict& record) {
   };
 }
 
-ExecutorConfig config_of(const nb::dict& record) {
+ExecutorConfig config_of(const nb::dict& record, const ModelSizes& sizes) {
   return {
       .num_blocks = nb::cast<int64_t>(record["num_blocks"]),
       .block_size = nb::cast<int>(record["block_size"]),
-      .kv_type = kv_type(nb::cast<std::string>(record["kv_dtype"])),
+      .kv_types = kv_types(record, sizes.layer_groups.size()),
       .max_num_tokens = nb::cast<int>(record["max_num_tokens"]),
       .max_num_requests = nb::cast<int>(record["max_num_requests"]),
       .max_num_selected = nb::cast<int>(record["max_num_selected"]),
@@ -228,36 +239,42 @@ nb::tuple run_step(Executor& executor, nb::handle query_offsets, nb::handle star
   return nb::make_tuple(tokens, scored);
 }
 
-// The stored bytes of one layer of a block as arrays [num_kv_heads, block_size, bytes of a head], keys and values.
+// The stored bytes of one layer of a block: keys and values as [num_kv_heads, block_size, bytes of a row], and for
+// quantised types their scales as [num_kv_heads, block_size, bytes of a scale].
 nb::tuple read_kv(Executor& executor, int64_t block_id, int layer) {
-  const KvLayout& layout = executor.pool().layout();
-  const ModelSizes& sizes = executor.sizes();
   if (block_id < 1 || block_id > executor.pool().num_blocks()) throw std::out_of_range("block_id");
-  if (layer < 0 || layer >= int(sizes.layer_indices.size())) throw std::out_of_range("layer");
-  const size_t element = layout.element_bytes();
-  const size_t row = size_t(layout.head_dim) * element;
-  const size_t count = size_t(layout.num_kv_heads * layout.block_size);
-  auto keys = std::make_unique<uint8_t[]>(count * row);
-  auto values = std::make_unique<uint8_t[]>(count * row);
-  for (int head = 0; head < layout.num_kv_heads; ++head) {
-    for (int place = 0; place < layout.block_size; ++place) {
-      const std::byte* tile = executor.pool().data() + layout.keys_offset(block_id, sizes.layer_indices[size_t(layer)],
-                                                                          head, place / kTileTokens);
-      const size_t to = size_t(head * layout.block_size + place) * row;
-      for (int d = 0; d < layout.head_dim; ++d) {
-        std::memcpy(keys.get() + to + size_t(d) * element,
-                    tile + KvLayout::key_element(d, place % kTileTokens) * element, element);
-      }
-      std::memcpy(values.get() + to,
-                  tile + layout.values_after_keys() + layout.value_element(place % kTileTokens) * element, row);
-    }
-  }
-  const auto array = [&](std::unique_ptr<uint8_t[]> bytes) {
-    uint8_t* data = bytes.release();
-    nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<uint8_t*>(p); });
-    return nb::ndarray<nb::numpy, uint8_t>(data, {size_t(layout.num_kv_heads), size_t(layout.block_size), row}, owner);
+  if (layer < 0 || layer >= int(executor.sizes().layer_indices.size())) throw std::out_of_range("layer");
+  const KvLayout& layout = executor.layout(layer);
+  const size_t row_bytes = layout.row_bytes();
+  // A key is in pieces, one per item: a number, or a byte of two int4.
+  const size_t item_bytes = is_quantised(layout.type) ? 1 : row_bytes / size_t(layout.head_dim);
+  struct Part {
+    size_t after_keys;
+    size_t bytes;  // of a token
+    size_t piece_bytes;
   };
-  return nb::make_tuple(array(std::move(keys)), array(std::move(values)));
+  std::vector<Part> parts{{0, row_bytes, item_bytes}, {layout.values_after_keys(), row_bytes, row_bytes}};
+  if (is_quantised(layout.type)) {
+    parts.push_back({layout.key_scales_after_keys(), sizeof(uint16_t), sizeof(uint16_t)});
+    parts.push_back({layout.value_scales_after_keys(), sizeof(uint16_t), sizeof(uint16_t)});
+  }
+  nb::list arrays;
+  for (const Part& part : parts) {
+    const size_t count = size_t(layout.num_kv_heads * layout.block_size);
+    uint8_t* to = new uint8_t[count * part.bytes];
+    nb::capsule owner(to, [](void* p) noexcept { delete[] static_cast<uint8_t*>(p); });
+    for (size_t i = 0; i < count; ++i) {
+      const int head = int(i) / layout.block_size, place = int(i) % layout.block_size;
+      const std::byte* from = executor.pool().data() + layout.keys_offset(block_id, head, place / kTileTokens) +
+                              part.after_keys + size_t(place % kTileTokens) * part.piece_bytes;
+      for (size_t at = 0; at < part.bytes; at += part.piece_bytes) {
+        std::memcpy(to + i * part.bytes + at, from + at * kTileTokens, part.piece_bytes);
+      }
+    }
+    arrays.append(nb::ndarray<nb::numpy, uint8_t>(
+        to, {size_t(layout.num_kv_heads), size_t(layout.block_size), part.bytes}, owner));
+  }
+  return nb::tuple(arrays);
 }
 
 nb::dict seconds_of(const Executor& executor) {
@@ -293,7 +310,9 @@ NB_MODULE(_native, module) {
       .def(
           "__init__",
           [](Executor* self, const nb::dict& program, const nb::dict& sizes, const nb::dict& config) {
-            new (self) Executor(program_of(program), sizes_of(sizes), config_of(config));
+            ModelSizes model_sizes = sizes_of(sizes);
+            ExecutorConfig executor_config = config_of(config, model_sizes);
+            new (self) Executor(program_of(program), std::move(model_sizes), std::move(executor_config));
           },
           "program"_a, "sizes"_a, "config"_a)
       .def("step", &run_step, "query_offsets"_a, "start_positions"_a, "token_ids"_a, "tables"_a, "copies"_a,

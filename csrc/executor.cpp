@@ -35,10 +35,9 @@ void check_selected_sources_last(const Program& program, size_t first_selected_o
   }
 }
 
-KvLayout layout_of(const ModelSizes& sizes, const ExecutorConfig& config) {
-  int num_layers = 0;
-  for (const int index : sizes.layer_indices) num_layers = std::max(num_layers, index + 1);
-  return {config.kv_type, num_layers, sizes.num_kv_heads, sizes.head_dim, config.block_size};
+std::vector<KvLayout> layouts_of(const ModelSizes& sizes, const ExecutorConfig& config) {
+  const KvLayout plain{KvType::f32, sizes.num_kv_heads, sizes.head_dim, config.block_size};
+  return lay_out_layers(config.kv_types, sizes.layer_groups, sizes.layer_indices, plain);
 }
 
 void check_sizes(const ModelSizes& sizes, const ExecutorConfig& config) {
@@ -51,6 +50,13 @@ void check_sizes(const ModelSizes& sizes, const ExecutorConfig& config) {
   require(sizes.rotary_dim % 2 == 0 && sizes.rotary_dim <= sizes.head_dim, "rotary_dim: odd, or more than head_dim");
   require(int(sizes.inverse_frequencies.size()) == sizes.rotary_dim / 2,
           "inverse_frequencies: length is not rotary_dim / 2");
+  require(sizes.head_dim <= kMaxHeadDim, "head_dim: more than 1024");
+  require(config.kv_types.size() == sizes.layer_groups.size() && sizes.layer_groups.size() > 0 &&
+              sizes.layer_groups.size() == sizes.layer_indices.size(),
+          "kv_types: not one for each layer");
+  for (const KvType type : config.kv_types) {
+    require(type != KvType::int4 || sizes.head_dim % 2 == 0, "head_dim: odd, and int4 packs dimensions in pairs");
+  }
   require(sizes.local_frequencies.empty() || sizes.local_frequencies.size() == sizes.inverse_frequencies.size(),
           "local_frequencies: length is not rotary_dim / 2");
   require(config.num_threads > 0 && config.max_num_tokens > 0 && config.max_num_requests > 0 &&
@@ -68,7 +74,8 @@ Executor::Executor(Program program, ModelSizes sizes, ExecutorConfig config)
       attend_(choose_attend(config.isa, config.may_widen)),
       first_selected_op_(find_first_selected_op(program_)),
       team_(config.num_threads),
-      pool_(layout_of(sizes_, config), config.num_blocks) {
+      layouts_(layouts_of(sizes_, config)),
+      pool_(layouts_[0].block_bytes, config.num_blocks) {
   check_selected_sources_last(program_, first_selected_op_, config_.max_num_selected);
   const int max_tokens = config_.max_num_tokens;
   const int num_logits = program_.buffers[size_t(program_.logits)].width;
@@ -215,13 +222,16 @@ void Executor::poison(const StepInput& step, int thread) {
   });
 }
 
-// A copy is cut by layers, so that the team shares the copying of one block, too.
+// A copy is cut into pieces, so that the team shares the copying of one block, too.
 void Executor::copy_blocks(const StepInput& step, int thread) {
-  const KvLayout& layout = pool_.layout();
-  team_.for_chunks(thread, int64_t(step.copies.size()) * layout.num_layers, [&](int64_t chunk) {
-    const BlockCopy& copy = step.copies[size_t(chunk / layout.num_layers)];
-    const size_t offset = size_t(chunk % layout.num_layers) * layout.layer_bytes();
-    std::memcpy(pool_.block(copy.destination) + offset, pool_.block(copy.source) + offset, layout.layer_bytes());
+  constexpr int64_t kPieceBytes = 32 << 10;
+  const int64_t block_bytes = int64_t(pool_.block_bytes());
+  const int64_t num_pieces = (block_bytes + kPieceBytes - 1) / kPieceBytes;
+  team_.for_chunks(thread, int64_t(step.copies.size()) * num_pieces, [&](int64_t chunk) {
+    const BlockCopy& copy = step.copies[size_t(chunk / num_pieces)];
+    const int64_t offset = chunk % num_pieces * kPieceBytes;
+    std::memcpy(pool_.block(copy.destination) + offset, pool_.block(copy.source) + offset,
+                size_t(std::min(kPieceBytes, block_bytes - offset)));
   });
 }
 
@@ -429,15 +439,19 @@ void Executor::rope_store(const Op& op, int row) {
   for (int head = 0; head < sizes_.num_heads + sizes_.num_kv_heads; ++head) {
     kernels_.rotate(qkv + head * head_dim, cosines, sines, half);
   }
-  const KvLayout& layout = pool_.layout();
+  const KvLayout& layout = layouts_[size_t(op.layer)];
+  if (is_transformed(layout.type)) {
+    for (int head = 0; head < sizes_.num_heads + 2 * sizes_.num_kv_heads; ++head) {
+      const auto transform = head < sizes_.num_heads ? kernels_.hadamard_inverse : kernels_.hadamard;
+      transform(qkv + head * head_dim, head_dim);
+    }
+  }
   const size_t group = size_t(sizes_.layer_groups[size_t(op.layer)]);
   const int place = row_places_[size_t(row)];
   const float* keys = qkv + sizes_.num_heads * head_dim;
   const float* values = keys + sizes_.num_kv_heads * head_dim;
   for (int head = 0; head < sizes_.num_kv_heads; ++head) {
-    std::byte* tile =
-        pool_.data() + layout.keys_offset(row_blocks_[group][size_t(row)], sizes_.layer_indices[size_t(op.layer)], head,
-                                          place / kTileTokens);
+    std::byte* tile = pool_.data() + layout.keys_offset(row_blocks_[group][size_t(row)], head, place / kTileTokens);
     kernels_.store_kv(layout, tile, place % kTileTokens, keys + head * head_dim, values + head * head_dim);
   }
 }
@@ -463,8 +477,7 @@ void Executor::attend(const StepInput& step, const Op& op, int thread) {
       .out = data(op.out),
       .out_stride = stride(op.out),
       .pool = pool_.data(),
-      .layout = pool_.layout(),
-      .layer = sizes_.layer_indices[size_t(op.layer)],
+      .layout = layouts_[size_t(op.layer)],
   };
   AttentionSchedule& schedule = schedule_of(op);
   team_.for_chunks(thread, schedule.num_items(), [&](int64_t index) {

@@ -26,10 +26,10 @@ namespace octavo {
 struct ExecutorConfig {
   int64_t num_blocks;  // usable ones; the null block comes on top
   int block_size;
-  KvType kv_type;
-  int max_num_tokens;    // rows of a step
-  int max_num_requests;  // of a step
-  int max_num_selected;  // rows of a logits tile: more selected rows are computed tile after tile
+  std::vector<KvType> kv_types;  // by layer
+  int max_num_tokens;            // rows of a step
+  int max_num_requests;          // of a step
+  int max_num_selected;          // rows of a logits tile: more selected rows are computed tile after tile
   int num_threads;
   Isa isa;
   bool may_widen = true;  // a wider instruction set may be used where it gives the same bits
@@ -54,6 +54,7 @@ class Executor {
   void step(const StepInput& step, StepOutput& output);
 
   KvPool& pool() { return pool_; }
+  const KvLayout& layout(int layer) const { return layouts_[size_t(layer)]; }
   const ModelSizes& sizes() const { return sizes_; }
   const ExecutorConfig& config() const { return config_; }
   const Program& program() const { return program_; }
@@ -125,6 +126,7 @@ class Executor {
   std::vector<Phase> phases_;
   size_t num_token_phases_ = 0;  // those before rows are selected
   Team team_;
+  std::vector<KvLayout> layouts_;  // by layer
   KvPool pool_;
 
   AlignedBytes arena_;

@@ -58,7 +58,10 @@ struct Kernels {
   void (*soft_cap)(float* x, int width, float cap);
   // Rotates dimension pairs (i, i + half) of one head in place.
   void (*rotate)(float* head, const float* cosines, const float* sines, int half);
-  // Rounds one head's key and value and writes them to their place in a tile.
+  // Hadamard transforms in place, as in hadamard.h.
+  void (*hadamard)(float* head, int head_dim);
+  void (*hadamard_inverse)(float* head, int head_dim);
+  // Rounds or quantises one head's key and value and writes them to their place in a tile.
   void (*store_kv)(const KvLayout& layout, std::byte* tile, int place, const float* key, const float* value);
   AttendFunction attend;
   SampleKernels sample;

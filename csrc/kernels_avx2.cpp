@@ -1,8 +1,10 @@
 // Kernels compiled for AVX2, FMA and F16C; this file alone carries those flags, so nothing here may run elsewhere.
 #include "attention_kernel.h"
+#include "hadamard.h"
 #include "kernels.h"
 #include "row_kernels.h"
 #include "sample_kernels.h"
+#include "store_kernels.h"
 
 namespace octavo {
 
@@ -15,6 +17,8 @@ const Kernels& kernels_avx2() {
       activate,
       soft_cap,
       rotate,
+      hadamard,
+      hadamard_inverse,
       store_kv,
       attend,
       {highest_logit, first_index, sum_of_exp, count_before, widen, weigh_doubles, weigh_floats, lane_sum, masses_above,

@@ -13,8 +13,8 @@ constexpr size_t kReadAheadBytes = 64;
 
 }  // namespace
 
-KvPool::KvPool(const KvLayout& layout, int64_t num_blocks) : layout_(layout), num_blocks_(num_blocks) {
-  mapped_bytes_ = size_t(num_blocks + 1) * layout.block_bytes() + kReadAheadBytes;
+KvPool::KvPool(size_t block_bytes, int64_t num_blocks) : block_bytes_(block_bytes), num_blocks_(num_blocks) {
+  mapped_bytes_ = size_t(num_blocks + 1) * block_bytes + kReadAheadBytes;
   int flags = MAP_PRIVATE | MAP_ANONYMOUS;
 #ifdef MAP_NORESERVE
   flags |= MAP_NORESERVE;
@@ -34,12 +34,12 @@ KvPool::~KvPool() { munmap(data_, mapped_bytes_); }
 void KvPool::prefault() {
   constexpr size_t kPageBytes = 4096;
   volatile std::byte* first = block(1);
-  const size_t num_bytes = size_t(num_blocks_) * layout_.block_bytes();
+  const size_t num_bytes = size_t(num_blocks_) * block_bytes_;
   for (size_t at = 0; at < num_bytes; at += kPageBytes) first[at] = first[at];
 }
 
 void KvPool::poison(int64_t block_id) {
-  std::memset(block(block_id), 0xff, layout_.block_bytes());  // all bits set is a NaN in every float type
+  std::memset(block(block_id), 0xff, block_bytes_);  // all bits set is a NaN in every float type, scales included
 }
 
 }  // namespace octavo

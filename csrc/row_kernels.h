@@ -1,14 +1,11 @@
 // Kernels on single rows, compiled once per instruction set (included by kernels_*.cpp only).
 //
-// Rounding of rotations and of stored keys and values is the same in every build and in the reference: products and
-// sums are separate operations here, whatever the hardware could fuse.
+// Rotations round the same in every build and in the reference: products and sums are separate operations here,
+// whatever the hardware could fuse.
 #pragma once
 
 #include <cmath>
-#include <cstddef>
 
-#include "half.h"
-#include "kv_layout.h"
 #include "simd.h"
 
 namespace octavo::OCTAVO_SIMD {
@@ -132,59 +129,6 @@ inline void rotate(float* head, const float* cosines, const float* sines, int ha
     const float a = head[i], b = head[half + i];
     head[i] = a * cosines[i] - b * sines[i];
     head[half + i] = b * cosines[i] + a * sines[i];
-  }
-}
-
-struct RoundToF32 {
-  using Type = float;
-  OCTAVO_INLINE void store8(float* p, F8 v) { store(p, v); }
-};
-struct RoundToF16 {
-  using Type = uint16_t;
-  OCTAVO_INLINE void store8(uint16_t* p, F8 v) { store_f16(p, v); }
-};
-struct RoundToBf16 {
-  using Type = uint16_t;
-  OCTAVO_INLINE void store8(uint16_t* p, F8 v) { store_bf16(p, v); }
-};
-
-template <class Rounding>
-OCTAVO_INLINE void round_row(const float* from, int count, typename Rounding::Type* to) {
-  int i = 0;
-  for (; i + 8 <= count; i += 8) Rounding::store8(to + i, load(from + i));
-  if (i < count) {
-    float rest[8] = {};
-    typename Rounding::Type rounded[8];
-    for (int j = i; j < count; ++j) rest[j - i] = from[j];
-    Rounding::store8(rounded, load(rest));
-    for (int j = i; j < count; ++j) to[j] = rounded[j - i];
-  }
-}
-
-template <class Rounding>
-OCTAVO_INLINE void store_rounded(const KvLayout& layout, std::byte* tile, int place, const float* key,
-                                 const float* value) {
-  using Type = typename Rounding::Type;
-  constexpr int kPiece = 64;
-  Type* keys = reinterpret_cast<Type*>(tile);
-  Type rounded[kPiece];
-  for (int begin = 0; begin < layout.head_dim; begin += kPiece) {
-    const int count = layout.head_dim - begin < kPiece ? layout.head_dim - begin : kPiece;
-    round_row<Rounding>(key + begin, count, rounded);
-    for (int d = 0; d < count; ++d) keys[KvLayout::key_element(begin + d, place)] = rounded[d];
-  }
-  Type* values = reinterpret_cast<Type*>(tile + layout.values_after_keys()) + layout.value_element(place);
-  round_row<Rounding>(value, layout.head_dim, values);
-}
-
-inline void store_kv(const KvLayout& layout, std::byte* tile, int place, const float* key, const float* value) {
-  switch (layout.type) {
-    case KvType::f32:
-      return store_rounded<RoundToF32>(layout, tile, place, key, value);
-    case KvType::f16:
-      return store_rounded<RoundToF16>(layout, tile, place, key, value);
-    case KvType::bf16:
-      return store_rounded<RoundToBf16>(layout, tile, place, key, value);
   }
 }
 

@@ -81,6 +81,7 @@ OCTAVO_INLINE void store16(float* p, V16 v) {
 OCTAVO_INLINE V16 splat16(float x) { return {splat(x), splat(x)}; }
 
 OCTAVO_INLINE V16 operator-(V16 a, V16 b) { return {a.low - b.low, a.high - b.high}; }
+OCTAVO_INLINE V16 operator*(V16 a, V16 b) { return {a.low * b.low, a.high * b.high}; }
 
 OCTAVO_INLINE V16 mul_add(V16 a, V16 b, V16 c) {
   return {mul_add(a.low, b.low, c.low), mul_add(a.high, b.high, c.high)};

@@ -212,7 +212,7 @@ Answers compute(const Program& program, const ModelSizes& sizes, KvType kv_type,
   Executor executor(program, sizes,
                     {.num_blocks = 400,
                      .block_size = way.block_size,
-                     .kv_type = kv_type,
+                     .kv_types = {kv_type, kv_type},
                      .max_num_tokens = 700,
                      .max_num_requests = 8,
                      .max_num_selected = 4,
@@ -430,6 +430,10 @@ int main(int argc, char** argv) {
     check_ways(WeightKind::f32, KvType::f32, {6, 2, 32}, isa, seed);
     check_ways(WeightKind::q4_1, KvType::f16, {8, 1, 20}, isa, seed + 1);
     check_ways(WeightKind::int8, KvType::bf16, {3, 3, 32}, isa, seed + 2);
+    check_ways(WeightKind::f32, KvType::int8, {6, 2, 32}, isa, seed + 3);
+    check_ways(WeightKind::q4_1, KvType::fp8_e4m3, {8, 1, 20}, isa, seed + 4);
+    check_ways(WeightKind::f32, KvType::int4, {3, 3, 32}, isa, seed + 5);
+    check_ways(WeightKind::int8, KvType::int4, {8, 1, 12}, isa, seed + 6);
   }
   std::printf("%d checks passed\n", num_checks);
   return 0;

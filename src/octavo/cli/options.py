@@ -192,6 +192,8 @@ def _metavar(option: Option) -> str:
             return "RATIO"
         case "text" | "list":
             return "TEXT"
+        case "numbers":
+            return "N,N,..."
         case "seconds":
             return "SECONDS"
         case _:

@@ -20,7 +20,7 @@ NATIVE_TILE_TOKENS = 16
 POOL_SIZES = ("num_blocks", "kv_cache_memory")
 """Options that say the size of the KV pool; at most one of them is asked for."""
 
-KVDtype = Literal["f32", "f16", "bf16"]
+KVDtype = Literal["f32", "f16", "bf16", "int8", "fp8_e4m3", "int4"]
 WeightDtype = Literal["f32", "f16", "bf16", "int8", "int4"]
 KVAllocator = Literal["paged", "reserved"]
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -35,7 +35,8 @@ _DTYPE_SPELLINGS = {
     "half": "f16",
     "bfloat16": "bf16",
 }
-_QUANTISED_KV = "quantised KV (int8, fp8, int4) comes with its own release; 16-bit KV is the smallest for now"
+_KV_DTYPE_SPELLINGS = _DTYPE_SPELLINGS | {"fp8": "fp8_e4m3", "fp8_e4m3fn": "fp8_e4m3"}
+_E5M2 = "it has 2 bits of mantissa where fp8_e4m3 has 3 and int8 7, and the scale of each token makes up for the range"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,10 +151,17 @@ class EngineConfig:
         kind="choice",
         group="Memory",
         help="How keys and values are held",
-        choices=("auto", "f32", "f16", "bf16"),
-        choice_aliases=_DTYPE_SPELLINGS,
-        refused=dict.fromkeys(("int8", "int4", "fp8", "fp8_e4m3", "fp8_e5m2"), _QUANTISED_KV),
+        choices=("auto", "f32", "f16", "bf16", "int8", "fp8_e4m3", "int4"),
+        choice_aliases=_KV_DTYPE_SPELLINGS,
+        refused={"fp8_e5m2": _E5M2},
         auto="f16",
+    )
+    kv_cache_dtype_skip_layers: tuple[int, ...] = option(
+        default=(),
+        kind="numbers",
+        group="Memory",
+        help="Layers, counted from 0, whose keys and values a quantised cache leaves in 16 bit",
+        minimum=0,
     )
     kv_allocator: KVAllocator = option(
         default="paged",
@@ -205,6 +213,7 @@ class EngineConfig:
         _check_pool_is_asked_once(self)
         _check_batch_holds_a_token_per_request(self)
         _check_native_block_size(self)
+        _check_skipped_layers(self)
 
 
 OPTIONS: tuple[Option, ...] = options_of(EngineConfig)
@@ -244,4 +253,14 @@ def _check_native_block_size(config: EngineConfig) -> None:
             param="block_size",
             because=f"the native kernels read keys and values in tiles of {NATIVE_TILE_TOKENS} tokens",
             hints=(f"`--block-size {fitting}`", "`--runner reference` takes any block size"),
+        )
+
+
+def _check_skipped_layers(config: EngineConfig) -> None:
+    if config.kv_cache_dtype_skip_layers and config.kv_cache_dtype in ("auto", "f32", "f16", "bf16"):
+        raise InvalidParameterError(
+            f"given with a cache of {config.kv_cache_dtype}",
+            param="kv_cache_dtype_skip_layers",
+            because="it names layers that a quantised cache leaves in 16 bit",
+            hints=("`--kv-cache-dtype int8`", "leave out --kv-cache-dtype-skip-layers"),
         )

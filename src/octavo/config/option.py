@@ -16,7 +16,7 @@ from typing import Any, Literal
 from octavo.errors import InvalidParameterError
 from octavo.units import MAX_BYTES, format_bytes, parse_bytes, parse_count, quote
 
-OptionKind = Literal["text", "list", "count", "integer", "bytes", "ratio", "seconds", "flag", "choice"]
+OptionKind = Literal["text", "list", "numbers", "count", "integer", "bytes", "ratio", "seconds", "flag", "choice"]
 ENV_PREFIX = "OCTAVO_"
 MAX_SECONDS = 7 * 24 * 3600
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -31,7 +31,7 @@ class Option:
         name: Field name; the flag is `--name-with-dashes`, the environment variable `OCTAVO_NAME`.
         kind: How a value is read and checked. `count` is a whole number of at least 1 (`4k` = 4096), `bytes` needs a
             unit, `ratio` lies above 0 and at most at 1, `seconds` are at least 0, a `list` is a
-            tuple of texts (separated by commas where one text has to hold all).
+            tuple of texts (separated by commas where one text has to hold all), `numbers` a tuple of whole numbers.
         help: One sentence for a person, without the default.
         group: Heading under which help lists it.
         unit: Unit of the value, for help and docs; empty where the kind says it all.
@@ -84,6 +84,8 @@ class Option:
                 return self._read_text(value, param)
             case "list":
                 return self._read_list(value, param)
+            case "numbers":
+                return self._read_numbers(value, param)
             case "seconds":
                 return self._read_seconds(value, param)
             case "flag":
@@ -106,7 +108,7 @@ class Option:
         if self.kind == "bytes" and isinstance(value, int):
             return format_bytes(value)
         if isinstance(value, tuple):
-            return ", ".join(value) or "none"
+            return ", ".join(map(str, value)) or "none"
         return f"{value:g} s" if self.kind == "seconds" else str(value)
 
     def _read_text(self, value: object, param: str) -> str:
@@ -119,6 +121,14 @@ class Option:
         if not isinstance(given, list | tuple) or not all(isinstance(each, str) and each.strip() for each in given):
             raise InvalidParameterError("not a list of non-empty texts", param=param)
         return tuple(dict.fromkeys(each.strip() for each in given))
+
+    def _read_numbers(self, value: object, param: str) -> tuple[int, ...]:
+        given = [each.strip() for each in value.split(",") if value.strip()] if isinstance(value, str) else value
+        if not isinstance(given, list | tuple):
+            raise InvalidParameterError(
+                f"{quote(value)} is not a list of whole numbers", param=param, hints=("write for example 0,1,29",)
+            )
+        return tuple(sorted({self._read_int(each, param) for each in given}))
 
     def _read_seconds(self, value: object, param: str) -> float:
         try:

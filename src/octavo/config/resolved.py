@@ -35,6 +35,7 @@ class ResolvedConfig:
     seed: int | None
     weight_dtype: Literal["stored"] | WeightDtype
     kv_cache_dtype: KVDtype
+    kv_cache_dtype_skip_layers: tuple[int, ...] = ()
     kv_allocator: KVAllocator
     kv_prefault: bool
     block_size: int

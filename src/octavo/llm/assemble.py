@@ -129,6 +129,7 @@ def _make_runner(model: OpenedModel, resolved: ResolvedConfig, report: Progress)
                 num_blocks=resolved.num_blocks,
                 block_size=resolved.block_size,
                 kv_cache_dtype=resolved.kv_cache_dtype,
+                kv_skip_layers=resolved.kv_cache_dtype_skip_layers,
                 threads=resolved.threads,
                 max_num_batched_tokens=resolved.max_num_batched_tokens,
                 max_num_seqs=resolved.max_num_seqs,
@@ -141,6 +142,7 @@ def _make_runner(model: OpenedModel, resolved: ResolvedConfig, report: Progress)
             num_blocks=resolved.num_blocks,
             block_size=resolved.block_size,
             kv_cache_dtype=resolved.kv_cache_dtype,
+            kv_skip_layers=resolved.kv_cache_dtype_skip_layers,
         )
 
 
@@ -176,6 +178,7 @@ def _fingerprint(model: OpenedModel, resolved: ResolvedConfig) -> bytes:
         resolved.runner,
         resolved.weight_dtype,
         resolved.kv_cache_dtype,
+        resolved.kv_cache_dtype_skip_layers,
         resolved.block_size,
     )
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()

@@ -98,7 +98,8 @@ class RopeStore:
     """Rotate q and k of one layer by position, and write k and v of each token into its slot of the KV cache.
 
     `qkv` rows are `[num_heads * head_dim | num_kv_heads * head_dim | num_kv_heads * head_dim]`. q is rotated in place;
-    the rotated k and the plain v go to the cache (rounded to the KV dtype there). Rotation pairs dimension `i` with
+    the rotated k and the plain v go to the cache (rounded to the KV dtype there; before an int4 cache q, k and v are
+    Hadamard-transformed after the rotation, and `Attend` undoes it on what it reads). Rotation pairs dimension `i` with
     `i + rotary_dim / 2` ("half" pairing, as in Hugging Face models; GGUF files of the Llama family store q and k
     permuted for the other pairing, and the loader undoes that). Angles come from `Rope`. Angle, cosine and sine are
     computed in double precision and rounded once to float32, so that all runners agree to the bit. Layers with

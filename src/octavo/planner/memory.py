@@ -1,6 +1,7 @@
 """Bytes of weights, KV cache, activations and the process around them, counted from the model's sizes alone.
 
-    bytes per token = 2 (K and V) x kv_heads x head_dim x bytes per element, summed over the layers that keep KV
+    bytes per token = 2 (K and V) x kv_heads x (head_dim x bytes per element + bytes of a scale where quantised),
+                      summed over the layers that keep KV
 
 Layers with the same KV behaviour form groups of equal size (`ModelSpec.kv_groups`); a block holds `block_size` tokens
 of all layers of *one* group, and a request has a block table per group. Nothing here reads a file or a tensor.
@@ -8,19 +9,19 @@ of all layers of *one* group, and a request has a block table per group. Nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from octavo.config.engine import KVDtype
 from octavo.models.arena import lay_out
+from octavo.models.kv_record import kv_record, row_bytes
 from octavo.models.program import Program
 from octavo.models.spec import KVGroup, ModelSpec
 from octavo.models.tensor_entry import TensorEntry
-from octavo.models.tensor_kinds import TensorKind, row_bytes
+from octavo.models.tensor_kinds import TensorKind
+from octavo.models.tensor_kinds import row_bytes as tensor_row_bytes
 from octavo.planner.block_counts import full_blocks, longest_fitting, sliding_blocks
 from octavo.units import MIB
-
-KV_ELEMENT_BYTES: dict[KVDtype, int] = {"f32": 4, "f16": 2, "bf16": 2}
 
 LOGITS_TILE_ROWS = 64
 """Prompt tokens are scored (`prompt_logprobs`) in tiles of so many rows, so that logits never grow with the prompt."""
@@ -41,22 +42,24 @@ class KVShape:
         layers_per_group: Layers in a block record; the longest group's, since all groups draw from one pool.
         windows: For each group, the tokens a query sees (`None`: all).
         block_size: Tokens in a block.
-        token_layer_bytes: Bytes of one token's key and value in one layer.
+        token_layer_bytes: Bytes of one token's key and value in one layer, scales included.
+        token_extra_bytes: Bytes that a record has more per token, because a quantised cache leaves layers in 16 bit.
     """
 
     layers_per_group: int
     windows: tuple[int | None, ...]
     block_size: int
     token_layer_bytes: int
+    token_extra_bytes: int = 0
 
     @property
     def block_bytes(self) -> int:
-        return self.layers_per_group * self.block_size * self.token_layer_bytes
+        return self.block_size * (self.layers_per_group * self.token_layer_bytes + self.token_extra_bytes)
 
     @property
     def token_bytes(self) -> int:
         """Bytes that one more token costs while no window is full."""
-        return len(self.windows) * self.layers_per_group * self.token_layer_bytes
+        return len(self.windows) * (self.layers_per_group * self.token_layer_bytes + self.token_extra_bytes)
 
     def without_windows(self) -> KVShape:
         """Return the same, for an allocator that keeps every token of every group."""
@@ -94,14 +97,18 @@ class KVShape:
         )
 
 
-def kv_shape(spec: ModelSpec, *, kv_dtype: KVDtype, block_size: int) -> KVShape:
-    """Return what the KV cache of a model costs."""
+def kv_shape(spec: ModelSpec, *, kv_dtype: KVDtype, block_size: int, skip_layers: Sequence[int] = ()) -> KVShape:
+    """Return what the KV cache of a model costs, `skip_layers` staying in 16 bit."""
     groups = spec.kv_groups or (KVGroup(layers=tuple(range(spec.num_layers))),)
+    layers_per_group = max(len(group.layers) for group in groups)
+    token_layer_bytes = 2 * spec.num_kv_heads * row_bytes(kv_dtype, spec.head_dim)
+    record = kv_record(spec, dtype=kv_dtype, block_size=block_size, skip_layers=skip_layers)
     return KVShape(
-        layers_per_group=max(len(group.layers) for group in groups),
+        layers_per_group=layers_per_group,
         windows=tuple(group.window for group in groups),
         block_size=block_size,
-        token_layer_bytes=2 * spec.num_kv_heads * spec.head_dim * KV_ELEMENT_BYTES[kv_dtype],
+        token_layer_bytes=token_layer_bytes,
+        token_extra_bytes=record.block_bytes // block_size - layers_per_group * token_layer_bytes,
     )
 
 
@@ -131,4 +138,6 @@ def weight_bytes(entries: Iterable[TensorEntry], held_kind: Callable[[TensorEntr
         entries: The tensors of the model file that the program uses, each once (a tied head is one tensor).
         held_kind: The loader's choice of element type for a tensor.
     """
-    return sum(entry.num_rows * row_bytes(held_kind(entry), entry.shape[-1], tensor=entry.name) for entry in entries)
+    return sum(
+        entry.num_rows * tensor_row_bytes(held_kind(entry), entry.shape[-1], tensor=entry.name) for entry in entries
+    )

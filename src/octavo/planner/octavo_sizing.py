@@ -89,7 +89,12 @@ def size_octavo(config: EngineConfig, machine: Machine, model: ModelFacts, *, pu
     # Limits of a step do not depend on memory, so they are known even where nothing fits.
     limits = shown or _with_room(config, machine, model, purpose)
     memory = usable_memory(config, machine)
-    shape = kv_shape(model.spec, kv_dtype=limits.kv_cache_dtype, block_size=limits.block_size)
+    shape = kv_shape(
+        model.spec,
+        kv_dtype=limits.kv_cache_dtype,
+        block_size=limits.block_size,
+        skip_layers=limits.kv_cache_dtype_skip_layers,
+    )
     if config.kv_allocator == "reserved":
         shape = shape.without_windows()
     num_rows = max_selected_rows(max_num_batched_tokens=limits.max_num_batched_tokens, max_num_seqs=limits.max_num_seqs)

@@ -57,7 +57,12 @@ def resolve(
     num_seqs, batched_tokens = _step_limits(config, purpose, reasons)
     kv_dtype = _kv_dtype(config, reasons)
     has_prefix_cache = _prefix_cache(config, reasons)
-    shape = kv_shape(model.spec, kv_dtype=kv_dtype, block_size=config.block_size)
+    shape = kv_shape(
+        model.spec,
+        kv_dtype=kv_dtype,
+        block_size=config.block_size,
+        skip_layers=_skipped_layers(config, model.spec, kv_dtype),
+    )
     if config.kv_allocator == "reserved":
         shape = shape.without_windows()
     length_limit = _length_limit(config, model.spec, reasons)
@@ -96,6 +101,7 @@ def resolve(
         seed=config.seed,
         weight_dtype="stored" if config.weight_dtype == "auto" else config.weight_dtype,
         kv_cache_dtype=kv_dtype,
+        kv_cache_dtype_skip_layers=config.kv_cache_dtype_skip_layers,
         kv_allocator=config.kv_allocator,
         kv_prefault=config.kv_prefault,
         block_size=config.block_size,
@@ -164,6 +170,28 @@ def _kv_dtype(config: EngineConfig, reasons: dict[str, str]) -> KVDtype:
         return config.kv_cache_dtype
     reasons["kv_cache_dtype"] = "half the bytes of f32"
     return "f16"
+
+
+def _skipped_layers(config: EngineConfig, spec: ModelSpec, kv_dtype: KVDtype) -> tuple[int, ...]:
+    """Return the layers that stay in 16 bit.
+
+    Raises:
+        InvalidParameterError: a layer that the model has not, or a width that int4 cannot pack.
+    """
+    beyond = [layer for layer in config.kv_cache_dtype_skip_layers if layer >= spec.num_layers]
+    if beyond:
+        raise InvalidParameterError(
+            f"{spec.name} has no layer {beyond[0]:,}",
+            param="kv_cache_dtype_skip_layers",
+            because=f"its {spec.num_layers:,} layers are counted from 0 to {spec.num_layers - 1:,}",
+        )
+    if kv_dtype == "int4" and spec.head_dim % 2:
+        raise InvalidParameterError(
+            f"int4 packs numbers in pairs, and {spec.name} has heads of {spec.head_dim:,}",
+            param="kv_cache_dtype",
+            hints=("`--kv-cache-dtype int8`",),
+        )
+    return config.kv_cache_dtype_skip_layers
 
 
 def _prefix_cache(config: EngineConfig, reasons: dict[str, str]) -> bool:

@@ -19,6 +19,7 @@ from octavo.config.engine import NATIVE_TILE_TOKENS, KVDtype
 from octavo.core.sampling import SamplingParams
 from octavo.core.step import GroupTables, SampleRow, StepPlan
 from octavo.models.kv_groups import layer_windows, make_kv_groups
+from octavo.models.kv_record import row_bytes
 from octavo.models.program import (
     Activate,
     Add,
@@ -38,7 +39,6 @@ from octavo.runtime.native_runner import NativeRunner
 from octavo.runtime.native_weights import pack_weights
 from octavo.units import RequestId, cdiv
 
-KV_BYTES: Mapping[KVDtype, int] = {"f32": 4, "f16": 2, "bf16": 2}
 FLOAT_BYTES = 4
 
 _PASSES = 5
@@ -178,7 +178,7 @@ def measure_sampling(spec: ModelSpec, *, threads: int) -> Iterator[KernelSpeed]:
 
 def _shortened(spec: ModelSpec, pool_tokens: int, kv_cache_dtype: KVDtype) -> ModelSpec:
     """Return the model with as many of its first layers as the pool has room for."""
-    layer_token_bytes = 2 * spec.num_kv_heads * spec.head_dim * KV_BYTES[kv_cache_dtype]
+    layer_token_bytes = 2 * spec.num_kv_heads * row_bytes(kv_cache_dtype, spec.head_dim)
     num_layers = min(spec.num_layers, max(1, _POOL_BYTES // (pool_tokens * layer_token_bytes)))
     windows = layer_windows(spec.kv_groups)[:num_layers]
     return replace(spec, num_layers=num_layers, kv_groups=make_kv_groups(windows), vocab_size=_TABLE_ROWS)
@@ -300,8 +300,8 @@ def _attention(spec: ModelSpec, batch: Batch, wall_s: float, kv_cache_dtype: KVD
     contexts = range(batch.start + 1, batch.context_tokens + 1)
     seen = sum(min(context, window or context) for context in contexts)
     stored = min(batch.context_tokens, (window or batch.context_tokens) + batch.num_rows - 1)
-    kv_bytes = stored * 2 * spec.num_kv_heads * spec.head_dim * KV_BYTES[kv_cache_dtype]
-    row_bytes = 2 * spec.num_heads * spec.head_dim * FLOAT_BYTES
+    kv_bytes = stored * 2 * spec.num_kv_heads * row_bytes(kv_cache_dtype, spec.head_dim)
+    query_bytes = 2 * spec.num_heads * spec.head_dim * FLOAT_BYTES
     return KernelSpeed(
         kernel="attention, decode" if batch.num_rows == 1 else "attention, prefill",
         kind=kv_cache_dtype,
@@ -309,7 +309,7 @@ def _attention(spec: ModelSpec, batch: Batch, wall_s: float, kv_cache_dtype: KVD
         context_tokens=batch.context_tokens,
         wall_s=wall_s,
         flop=4.0 * spec.num_heads * spec.head_dim * seen * batch.num_requests,
-        num_bytes=batch.num_requests * (kv_bytes + batch.num_rows * row_bytes),
+        num_bytes=batch.num_requests * (kv_bytes + batch.num_rows * query_bytes),
     )
 
 
@@ -317,9 +317,10 @@ def _row_wise(
     spec: ModelSpec, batch: Batch, seconds: Mapping[str, float], kv_cache_dtype: KVDtype
 ) -> Iterator[KernelSpeed]:
     q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    stored_bytes = 2 * spec.num_kv_heads * row_bytes(kv_cache_dtype, spec.head_dim)
     moved_bytes = {
         "rms_norm": 2 * spec.hidden_size * FLOAT_BYTES,
-        "rope_store": (2 * (q_width + kv_width) + kv_width) * FLOAT_BYTES + 2 * kv_width * KV_BYTES[kv_cache_dtype],
+        "rope_store": (2 * (q_width + kv_width) + kv_width) * FLOAT_BYTES + stored_bytes,
         "add": 3 * spec.hidden_size * FLOAT_BYTES,
         "activate": 3 * spec.intermediate_size * FLOAT_BYTES,
     }

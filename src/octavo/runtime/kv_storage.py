@@ -1,28 +1,44 @@
 """KVStorage: the reference runner's keys and values, one record per block.
 
-    record of a block   [layer in group, K or V, kv_head, place, head_dim]
+    record of a block      layer | layer | ...                          as `models/kv_record.py` lays them out
+    layer                  [K or V, kv_head, place, head_dim]
+    quantised layer        [K or V, kv_head, place, bytes of codes] | scales [K or V, kv_head, place]
 
 A block belongs to one KV group at a time; all groups draw equal-sized records from one pool, so a copy moves a whole
-record whatever the group. The layout is this runner's own affair (the native runner's differs); `read_kv` gives what
-both must agree on. Any block size.
+record whatever the group. The order inside of a layer is this runner's own affair (the native runner's differs);
+`read_kv` gives what both must agree on. Any block size.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.engine import KVDtype
 from octavo.core.step import NULL_BLOCK, BlockCopy
+from octavo.models.kv_record import SCALE_BYTES, is_quantised, kv_record, row_code_bytes
 from octavo.models.spec import ModelSpec
+from octavo.runtime.kv_codes import STORED_AS, Float32, Scales, Stored, decode, dequantise, encode, quantise
 from octavo.units import cdiv
 
-Float32 = NDArray[np.float32]
-Stored = NDArray[np.generic]
 
-_STORED_AS: dict[KVDtype, type[np.generic]] = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """Views of one layer in all records.
+
+    Args:
+        numbers: `[num_records, K or V, kv_head, place, numbers or bytes of a row]`.
+        scales: `[num_records, K or V, kv_head, place]`; empty where numbers are not quantised.
+    """
+
+    dtype: KVDtype
+    numbers: Stored
+    scales: Scales
 
 
 class KVStorage:
@@ -33,18 +49,27 @@ class KVStorage:
         num_blocks: Usable blocks, ids 1 to `num_blocks`; the null block is one more.
         block_size: Tokens per block.
         dtype: What keys and values are rounded to when stored. Reading gives float32 back.
+        skip_layers: Layers that a quantised dtype leaves in 16 bit.
         poison: Fill everything with NaN, so that a read of something never written shows.
     """
 
     def __init__(
-        self, spec: ModelSpec, *, num_blocks: int, block_size: int, dtype: KVDtype, poison: bool = False
+        self,
+        spec: ModelSpec,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: KVDtype,
+        skip_layers: Sequence[int] = (),
+        poison: bool = False,
     ) -> None:
-        layers_per_block = max(len(group.layers) for group in spec.kv_groups)
-        shape = (num_blocks + 1, layers_per_block, 2, spec.num_kv_heads, block_size, spec.head_dim)
-        self._records = np.zeros(shape, _STORED_AS[dtype])
-        self._dtype: KVDtype = dtype
+        record = kv_record(spec, dtype=dtype, block_size=block_size, skip_layers=skip_layers)
+        self._records = np.zeros((num_blocks + 1, record.block_bytes), np.uint8)
+        self._layers = [
+            _layer_view(self._records[:, offset:], spec, held, block_size)
+            for offset, held in zip(record.layer_offsets, record.dtypes, strict=True)
+        ]
         self._block_size = block_size
-        self._layer_in_group = {layer: place for group in spec.kv_groups for place, layer in enumerate(group.layers)}
         if poison:
             self.poison(range(num_blocks + 1))
 
@@ -62,9 +87,13 @@ class KVStorage:
         """Bytes allocated, the null block included."""
         return self._records.nbytes
 
+    def dtype_of(self, layer: int) -> KVDtype:
+        """Return how a layer is held."""
+        return self._layers[layer].dtype
+
     def poison(self, block_ids: Sequence[int]) -> None:
-        """Fill blocks with NaN, in all layers."""
-        self._records[list(block_ids)] = encode(np.full(1, np.nan, np.float32), self._dtype)
+        """Fill blocks with NaN, in all layers: all bits set is a NaN in every float type, scales included."""
+        self._records[list(block_ids)] = 0xFF
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks, in any order: no block is both source and destination."""
@@ -78,48 +107,56 @@ class KVStorage:
         self, layer: int, block_ids: NDArray[np.int32], places: NDArray[np.int32], keys: Float32, values: Float32
     ) -> None:
         """Store one token per row into its slot. Keys and values are `[num_tokens, num_kv_heads, head_dim]`."""
-        records = self._records[:, self._layer_in_group[layer]]
-        records[block_ids, 0, :, places] = encode(keys, self._dtype)
-        records[block_ids, 1, :, places] = encode(values, self._dtype)
+        held = self._layers[layer]
+        for part, rows in enumerate((keys, values)):
+            if is_quantised(held.dtype):
+                codes, scales = quantise(rows, held.dtype)
+                held.numbers[block_ids, part, :, places] = codes
+                held.scales[block_ids, part, :, places] = scales
+            else:
+                held.numbers[block_ids, part, :, places] = encode(rows, held.dtype)
 
     def gather(self, layer: int, block_ids: NDArray[np.int32], num_tokens: int) -> tuple[Float32, Float32]:
         """Read positions 0 to `num_tokens - 1` through a block table: two `[num_kv_heads, num_tokens, head_dim]`."""
-        keys, values = self._stored(layer, block_ids, num_tokens)
-        return decode(keys, self._dtype), decode(values, self._dtype)
+        held = self._layers[layer]
+        keys, values = self._joined(held.numbers, block_ids, num_tokens)
+        if not is_quantised(held.dtype):
+            return decode(keys, held.dtype), decode(values, held.dtype)
+        key_scales, value_scales = self._joined(held.scales, block_ids, num_tokens)
+        return dequantise(keys, key_scales, held.dtype), dequantise(values, value_scales, held.dtype)
 
-    def read_kv(self, layer: int, block_ids: Sequence[int], num_tokens: int) -> tuple[Stored, Stored]:
-        """Return keys and values as stored (bf16 as its 16 bits): two `[num_tokens, num_kv_heads, head_dim]`."""
-        keys, values = self._stored(layer, np.asarray(block_ids, np.int32), num_tokens)
-        return keys.transpose(1, 0, 2), values.transpose(1, 0, 2)
+    def read_kv(self, layer: int, block_ids: Sequence[int], num_tokens: int) -> tuple[Stored, ...]:
+        """Return keys and values as stored (see `STORED_AS`): two `[num_tokens, num_kv_heads, numbers of a row]`.
 
-    def _stored(self, layer: int, block_ids: NDArray[np.int32], num_tokens: int) -> tuple[Stored, Stored]:
-        num_needed = cdiv(num_tokens, self.block_size)
-        records = self._records[block_ids[:num_needed], self._layer_in_group[layer]]
-        # [block, K or V, head, place, dim] to [K or V, head, block x place, dim]
-        _, _, num_heads, _, head_dim = records.shape
-        joined = records.transpose(1, 2, 0, 3, 4).reshape(2, num_heads, -1, head_dim)
+        Of a quantised layer these are codes, and two arrays of scales `[num_tokens, num_kv_heads, 1]` follow.
+        """
+        held, blocks = self._layers[layer], np.asarray(block_ids, np.int32)
+        parts = list(self._joined(held.numbers, blocks, num_tokens))
+        if is_quantised(held.dtype):
+            parts += [each[..., None] for each in self._joined(held.scales, blocks, num_tokens)]
+        return tuple(part.transpose(1, 0, 2) for part in parts)
+
+    def _joined(
+        self, parts: NDArray[Any], block_ids: NDArray[np.int32], num_tokens: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return keys' and values' part of a layer in the order of positions: two `[num_kv_heads, num_tokens, ...]`."""
+        blocks = parts[block_ids[: cdiv(num_tokens, self.block_size)]]
+        # [block, K or V, head, place, ...] to [K or V, head, block x place, ...]
+        _, _, num_heads, _, *rest = blocks.shape
+        joined = np.moveaxis(blocks, 0, 2).reshape(2, num_heads, -1, *rest)
         return joined[0, :, :num_tokens], joined[1, :, :num_tokens]
 
 
-def encode(values: Float32, dtype: KVDtype) -> Stored:
-    """Round to the nearest number of the KV dtype, ties to even; bf16 as its 16 bits.
-
-    A magnitude beyond float16's 65,504 becomes infinity, as the F16C instructions do it: a wrong number that shows,
-    rather than one that hides.
-    """
-    if dtype == "f32":
-        return values
-    if dtype == "f16":
-        with np.errstate(over="ignore"):
-            return values.astype(np.float16)
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1))) >> 16
-    # Rounding could carry a NaN's bits into infinity or zero; keep it a (quiet) NaN.
-    return np.where(np.isnan(values), bits >> 16 | np.uint32(0x40), rounded).astype(np.uint16)
-
-
-def decode(stored: Stored, dtype: KVDtype) -> Float32:
-    """Return the float32 numbers that stored ones stand for; exact."""
-    if dtype == "bf16":
-        return (stored.astype(np.uint32) << 16).view(np.float32)
-    return stored.astype(np.float32)
+def _layer_view(records: NDArray[np.uint8], spec: ModelSpec, dtype: KVDtype, block_size: int) -> _Layer:
+    """Return views of a layer that starts at byte 0 of `records`."""
+    rows = (2, spec.num_kv_heads, block_size)
+    num_rows = math.prod(rows)
+    num_code_bytes = num_rows * row_code_bytes(dtype, spec.head_dim)
+    num_scale_bytes = num_rows * SCALE_BYTES if is_quantised(dtype) else 0
+    numbers = records[:, :num_code_bytes].view(STORED_AS[dtype])
+    scales = records[:, num_code_bytes : num_code_bytes + num_scale_bytes].view(np.uint16)
+    return _Layer(
+        dtype=dtype,
+        numbers=numbers.reshape(len(records), *rows, -1),
+        scales=scales.reshape(len(records), *rows) if num_scale_bytes else scales,
+    )

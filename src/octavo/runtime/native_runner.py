@@ -19,14 +19,15 @@ from octavo.config.engine import KVDtype
 from octavo.core.step import SampledToken, SampleRow, StepPlan, StepResult, TokenLogprobs
 from octavo.errors import MachineError
 from octavo.models.arena import lay_out
+from octavo.models.kv_record import SKIPPED_LAYER_DTYPE, layer_dtypes
 from octavo.models.program import BufferName, Program
 from octavo.models.spec import ModelSpec
 from octavo.runtime import _native
+from octavo.runtime.kv_codes import STORED_AS
 from octavo.runtime.native_program import model_sizes, number_program
 from octavo.runtime.native_weights import HeldWeights
+from octavo.runtime.sampler import no_distribution
 from octavo.units import RequestId, TokenId
-
-_KV_DTYPES: dict[KVDtype, type[np.generic]] = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 
 _RawLogprobs = tuple[int, float, int, tuple[tuple[int, float], ...]]
 
@@ -40,6 +41,7 @@ class NativeRunner:
         num_blocks: Usable blocks; the pool holds the null block besides.
         block_size: Tokens per block, a multiple of 16.
         kv_cache_dtype: What keys and values are rounded to when stored.
+        kv_skip_layers: Layers that a quantised cache leaves in 16 bit.
         threads: Threads that execute a step, the caller's included.
         max_num_batched_tokens: Most rows of a step.
         max_num_seqs: Most requests of a step.
@@ -63,6 +65,7 @@ class NativeRunner:
         num_blocks: int,
         block_size: int,
         kv_cache_dtype: KVDtype,
+        kv_skip_layers: Sequence[int] = (),
         threads: int,
         max_num_batched_tokens: int,
         max_num_seqs: int,
@@ -77,7 +80,7 @@ class NativeRunner:
         numbered = number_program(program, arena)
         self.spec = spec
         self.program = program
-        self._kv_dtype: KVDtype = kv_cache_dtype
+        self._kv_dtypes = layer_dtypes(spec.num_layers, kv_cache_dtype, kv_skip_layers)
         self._block_size = block_size
         self._buffer_numbers = numbered.buffer_numbers
         self._executor = _native.Executor(
@@ -94,6 +97,8 @@ class NativeRunner:
                 "num_blocks": num_blocks,
                 "block_size": block_size,
                 "kv_dtype": kv_cache_dtype,
+                "kv_skip_layers": tuple(kv_skip_layers),
+                "skipped_kv_dtype": SKIPPED_LAYER_DTYPE,
                 "max_num_tokens": max_num_batched_tokens,
                 "max_num_requests": max_num_seqs,
                 "max_num_selected": num_selected,
@@ -148,18 +153,23 @@ class NativeRunner:
         return int(self._executor.arena_bytes)
 
     def read_kv(self, layer: int, block_ids: Sequence[int], num_tokens: int) -> tuple[npt.NDArray[Any], ...]:
-        """Return keys and values as stored, each `[num_tokens, num_kv_heads, head_dim]` (bf16 as its 16 bits)."""
+        """Return keys and values as stored (see `STORED_AS`): two `[num_tokens, num_kv_heads, numbers of a row]`.
+
+        Of a quantised layer these are codes, and two arrays of scales `[num_tokens, num_kv_heads, 1]` follow.
+        """
         needed = block_ids[: -(-num_tokens // self._block_size)]
         blocks = [self._executor.read_kv(block_id, layer) for block_id in needed]
-        return tuple(self._join_places([block[part] for block in blocks], num_tokens) for part in (0, 1))
+        number: type[np.generic] = STORED_AS[self._kv_dtypes[layer]]
+        types = (number, number, np.uint16, np.uint16)
+        # Of each block: [kv_head, place, bytes], for keys, values and perhaps their scales.
+        return tuple(
+            np.concatenate([part.view(of_type).transpose(1, 0, 2) for part in parts])[:num_tokens]
+            for of_type, parts in zip(types, zip(*blocks, strict=True), strict=False)
+        )
 
     def read_buffer(self, name: BufferName, num_rows: int) -> npt.NDArray[np.float32]:
         """Return rows of a buffer as the last step left it; later ops may have written over it (tests)."""
         return np.asarray(self._executor.read_buffer(self._buffer_numbers[name], num_rows))
-
-    def _join_places(self, blocks: list[npt.NDArray[np.uint8]], num_tokens: int) -> npt.NDArray[Any]:
-        typed = [block.view(_KV_DTYPES[self._kv_dtype]).transpose(1, 0, 2) for block in blocks]
-        return np.concatenate(typed)[:num_tokens]
 
     def _run(self, plan: StepPlan) -> StepResult:
         if os.getpid() != self._process_id:
@@ -231,5 +241,6 @@ def _logprobs(raw: _RawLogprobs, request_id: RequestId) -> TokenLogprobs:
 
 
 def _checked(token_id: int, request_id: RequestId) -> TokenId:
-    assert token_id >= 0, f"request {request_id}: its logits hold a NaN or +inf, or every token is banned"
+    if token_id < 0:
+        raise no_distribution("its logits hold NaN or infinity", request_id)
     return TokenId(token_id)

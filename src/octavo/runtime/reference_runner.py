@@ -41,7 +41,9 @@ from octavo.models.program import (
 )
 from octavo.models.spec import ModelSpec
 from octavo.runtime import reference_ops
-from octavo.runtime.kv_storage import KVStorage, Stored
+from octavo.runtime.hadamard import hadamard, hadamard_inverse, is_transformed
+from octavo.runtime.kv_codes import Stored
+from octavo.runtime.kv_storage import KVStorage
 from octavo.runtime.reference_attention import attend, attention_shapes
 from octavo.runtime.rope_table import RopeTable
 from octavo.runtime.row_matmul import RowArithmetic, RowMatmul, Shape, choose_row_arithmetic, panel_rows
@@ -63,6 +65,7 @@ class ReferenceRunner:
         num_blocks: Usable blocks, ids 1 to `num_blocks`; the null block comes on top.
         block_size: Tokens per block, any number.
         kv_cache_dtype: What keys and values are rounded to when stored.
+        kv_skip_layers: Layers that a quantised cache leaves in 16 bit.
         poison: Start all storage and every buffer as NaN, and fill a step's new blocks with NaN before use, so that a
             read of something never written ends in an assertion.
     """
@@ -76,12 +79,20 @@ class ReferenceRunner:
         num_blocks: int,
         block_size: int,
         kv_cache_dtype: KVDtype = "f32",
+        kv_skip_layers: Sequence[int] = (),
         poison: bool = False,
     ) -> None:
         self._spec = spec
         self._program = program
         self._poison = poison
-        self._kv = KVStorage(spec, num_blocks=num_blocks, block_size=block_size, dtype=kv_cache_dtype, poison=poison)
+        self._kv = KVStorage(
+            spec,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=kv_cache_dtype,
+            skip_layers=kv_skip_layers,
+            poison=poison,
+        )
         self._ropes = (RopeTable(spec.rope), RopeTable(spec.local_rope or spec.rope))
         self._group_of_layer = {layer: index for index, group in enumerate(spec.kv_groups) for layer in group.layers}
         self._weights = weights
@@ -124,11 +135,8 @@ class ReferenceRunner:
             self._run_program(inputs, answers)
         return answers.result()
 
-    def read_kv(self, layer: int, block_ids: Sequence[int], num_tokens: int) -> tuple[Stored, Stored]:
-        """Return keys and values of positions 0 to `num_tokens - 1` of a block table, as stored (bf16 as its 16 bits).
-
-        Two arrays `[num_tokens, num_kv_heads, head_dim]`.
-        """
+    def read_kv(self, layer: int, block_ids: Sequence[int], num_tokens: int) -> tuple[Stored, ...]:
+        """Return keys and values of positions 0 to `num_tokens - 1` of a block table, as `KVStorage.read_kv` does."""
         return self._kv.read_kv(layer, block_ids, num_tokens)
 
     def _run_program(self, inputs: StepInputs, answers: _Answers) -> None:
@@ -234,6 +242,9 @@ class ReferenceRunner:
         heads[:, :num_heads] = reference_ops.rotate(heads[:, :num_heads], cos, sin)
         keys = reference_ops.rotate(heads[:, num_heads : num_heads + num_kv_heads], cos, sin)
         values = heads[:, num_heads + num_kv_heads :]
+        if is_transformed(self._kv.dtype_of(op.layer)):
+            heads[:, :num_heads] = hadamard_inverse(heads[:, :num_heads])
+            keys, values = hadamard(keys), hadamard(values)
         block_ids = inputs.slot_block_ids[self._group_of_layer[op.layer]]
         self._kv.write(op.layer, block_ids, inputs.slot_places, keys, values)
 
@@ -251,6 +262,8 @@ class ReferenceRunner:
             softcap=op.softcap,
             arithmetic=self._arithmetic,
         )
+        if is_transformed(self._kv.dtype_of(op.layer)):
+            attended = hadamard_inverse(attended)
         return attended.reshape(len(qkv), num_heads * head_dim)
 
 
