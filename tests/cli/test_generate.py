@@ -91,7 +91,7 @@ def test_a_chat_uses_the_models_template(model: str, octavo) -> None:
         (("-p", "x", "--max-tokens", "100000"), 3, "ask for at most"),
         (("-p", "x", "--max-model-len", "100000"), 2, "--max-model-len"),
         (("-p", "x", "--num-blocks", "2"), 3, "longest that fits"),
-        (("-p", "x", "--kv-cache-dtype", "int8"), 2, "int8"),
+        (("-p", "x", "--kv-cache-dtype", "fp8_e5m2"), 2, "fp8_e5m2"),
         (("-p", "x", "--mx-tokens", "1"), 2, "did you mean --max-tokens"),
     ],
 )

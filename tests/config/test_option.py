@@ -18,6 +18,7 @@ from octavo.errors import InvalidParameterError
         ("kv_cache_memory", "1.5GiB", 3 * 2**29),
         ("kv_cache_memory", 2**30, 2**30),
         ("kv_cache_dtype", "bfloat16", "bf16"),
+        ("kv_cache_dtype", "fp8", "fp8_e4m3"),
         ("kv_cache_dtype", "F32", "f32"),
         ("weight_dtype", "half", "f16"),
         ("utilization", "0.85", 0.85),
@@ -50,7 +51,10 @@ def test_value_is_read_as_a_person_writes_it(name, given, expected):
         ("utilization", "nan", "above 0 and at most 1"),
         ("utilization", 1.01, "above 0 and at most 1"),
         ("kv_allocator", "pagd", "did you mean 'paged'?"),
-        ("kv_cache_dtype", "fp8", "not available yet"),
+        ("kv_cache_dtype", "fp8_e5m2", "not available yet"),
+        ("kv_cache_dtype_skip_layers", 3, "not a list of whole numbers"),
+        ("kv_cache_dtype_skip_layers", "0,,1", "'' is not a whole number"),
+        ("kv_cache_dtype_skip_layers", [0, -1], "-1 is not a whole number"),
         ("kv_prefault", "maybe", "neither true nor false"),
         ("seed", 2**63, "is not a whole number"),
         ("seed", "0x10", "is not a whole number"),
@@ -160,3 +164,8 @@ def test_hint_at_a_value_is_spelt_as_the_person_spelt_it_and_works(name, param, 
 
     assert caught.value.hints == (f"write for example {fix}",)
     option.read(re.split("[ =]", fix.strip("`"))[1], param=param)
+
+
+@pytest.mark.parametrize(("given", "expected"), [("0, 29,1,1", (0, 1, 29)), ([2, "0"], (0, 2)), ("", ()), ((), ())])
+def test_layers_are_read_as_a_person_or_a_program_writes_them(given, expected):
+    assert EngineConfig(kv_cache_dtype="int8", kv_cache_dtype_skip_layers=given).kv_cache_dtype_skip_layers == expected

@@ -36,6 +36,10 @@ TINY_SUBJECTS = [
     *(f"native-llama-{weights}-f16" for weights in ("f32", "f16", "bf16", "int8", "int4")),
     "native-qwen2-int4-f32",
     "native-qwen3-stored-bf16",
+    "reference-llama-stored-int4",
+    "native-llama-int4-int8",
+    "native-qwen3-stored-fp8_e4m3",
+    "native-llama-f16-int4",
 ]
 
 

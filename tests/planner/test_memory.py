@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.models.kv_record import row_bytes
 from octavo.models.spec import KVGroup, ModelSpec, Rope
 from octavo.models.tensor_entry import FileStamp, TensorEntry
+from octavo.planner.kv_format import kv_format
 from octavo.planner.memory import KVShape, kv_shape, max_selected_rows, weight_bytes
 from octavo.planner.pool import pool_bytes, usable_blocks
 
@@ -58,6 +60,29 @@ def test_f32_takes_twice_the_bytes_of_16_bit():
     f32, f16, bf16 = (kv_shape(sizes, kv_dtype=dtype, block_size=16).block_bytes for dtype in ("f32", "f16", "bf16"))
 
     assert f32 == 2 * f16 == 2 * bf16
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "int8", "fp8_e4m3", "int4"])
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_forecasts_for_any_engine_count_our_own_rows_alike(dtype, head_dim):
+    assert kv_format("octavo", dtype).head_bytes(head_dim) == row_bytes(dtype, head_dim)
+
+
+def test_a_pool_of_equal_bytes_holds_nearly_twice_and_four_times_the_tokens():
+    """SmolLM2-135M: heads of 64, so scales take 1/33 and 1/17 of a row."""
+    sizes = spec(layers=30, kv_heads=3, head_dim=64)
+    f16, int8, int4 = (kv_shape(sizes, kv_dtype=dtype, block_size=16).token_bytes for dtype in ("f16", "int8", "int4"))
+
+    assert (f16, int8, int4) == (23_040, 11_880, 6_120)
+    assert f16 / int8 >= 1.85 and f16 / int4 >= 3.5
+
+
+def test_layers_left_in_16_bit_are_counted():
+    sizes = spec(layers=4, kv_heads=2, head_dim=16)
+    shape = kv_shape(sizes, kv_dtype="int8", block_size=16, skip_layers=(0, 3))
+
+    assert shape.token_bytes == 2 * (2 * 2 * 18) + 2 * (2 * 2 * 32)
+    assert shape.block_bytes == 16 * shape.token_bytes
 
 
 def test_groups_of_unequal_length_are_padded_to_the_longest():

@@ -315,3 +315,24 @@ def fix_of(hint: str) -> dict:
         return {}
     name, value = found[1].replace("-", "_"), found[2]
     return {name: value if "memory" in name else int(value)}
+
+
+def test_layers_that_a_quantised_cache_skips_are_counted_and_passed_on():
+    plain, skipping = (
+        plan(num_blocks=9, kv_cache_dtype="int8", kv_cache_dtype_skip_layers=each) for each in ("", "0,2")
+    )
+
+    assert skipping.kv_cache_dtype_skip_layers == (0, 2) and plain.kv_cache_dtype_skip_layers == ()
+    assert skipping.block_bytes > plain.block_bytes
+
+
+def test_a_skipped_layer_that_the_model_has_not_is_refused():
+    with pytest.raises(InvalidParameterError, match="has no layer 4,000") as caught:
+        plan(kv_cache_dtype="int8", kv_cache_dtype_skip_layers=(1, 4000))
+    assert caught.value.param == "kv_cache_dtype_skip_layers"
+
+
+@pytest.mark.parametrize("dtype", ["auto", "f16", "f32"])
+def test_layers_are_skipped_by_a_quantised_cache_only(dtype):
+    with pytest.raises(InvalidParameterError, match="given with a cache of"):
+        plan(kv_cache_dtype=dtype, kv_cache_dtype_skip_layers=(1,))

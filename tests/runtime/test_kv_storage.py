@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from octavo.core.step import BlockCopy
-from octavo.runtime.kv_storage import KVStorage, decode, encode
+from octavo.runtime.kv_codes import decode, encode
+from octavo.runtime.kv_storage import KVStorage
 from octavo.testing.random_weights import make_random_model
 
 

@@ -9,8 +9,11 @@ import pytest
 
 pytest.importorskip("octavo.runtime._native", reason="the native module is not built")
 
+from octavo.models.kv_record import is_quantised
 from octavo.models.program import Activate, Add, HeadRmsNorm, Linear, RmsNorm, RopeStore, SelectRows
 from octavo.models.spec import Rope
+from octavo.runtime.hadamard import hadamard
+from octavo.runtime.kv_codes import quantise
 from octavo.runtime.reference_runner import ReferenceRunner
 from octavo.testing.hand_plans import Chunk, make_plan
 from octavo.testing.native_probe import INPUT, probe
@@ -125,7 +128,7 @@ def test_selection_copies_rows_in_tiles(rng, isa):
     assert np.array_equal(runner.read_buffer("out", 1), table[[49]])
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("kv_cache_dtype", ["f32", "f16", "bf16", "int8", "fp8_e4m3", "int4"])
 @pytest.mark.parametrize(("rotary_dim", "kind"), [(0, "none"), (24, "default"), (32, "linear"), (32, "yarn")])
 def test_rotation_and_stored_bytes_equal_the_reference_bit_for_bit(rng, isa, rotary_dim, kind, kv_cache_dtype):
     """Positions up to 3,000, values that overflow and underflow 16 bits, shuffled blocks of 32."""
@@ -146,7 +149,7 @@ def test_rotation_and_stored_bytes_equal_the_reference_bit_for_bit(rng, isa, rot
 
     if kind == "none":
         heads = table[:, num_heads * head_dim :].reshape(num_rows, 2, num_kv_heads, head_dim)
-        want = [as_stored(heads[:, part], kv_cache_dtype) for part in (0, 1)]
+        want = as_stored(heads[:, 0], heads[:, 1], kv_cache_dtype)
     else:
         want = reference_rows(runner, table, plan, options, block_ids)
     for stored, numbers in zip(runner.read_kv(0, block_ids, num_rows), want, strict=True):
@@ -161,9 +164,41 @@ def reference_rows(runner, table, plan, options, block_ids):
     return reference.read_kv(0, block_ids, len(table))
 
 
-def as_stored(numbers, kv_cache_dtype):
+def as_stored(keys, values, kv_cache_dtype):
+    if not is_quantised(kv_cache_dtype):
+        return [as_rounded(part, kv_cache_dtype) for part in (keys, values)]
+    rows = [hadamard(part) if kv_cache_dtype == "int4" else part for part in (keys, values)]
+    (key_codes, key_scales), (value_codes, value_scales) = (quantise(part, kv_cache_dtype) for part in rows)
+    return [key_codes, value_codes, key_scales[..., None], value_scales[..., None]]
+
+
+def as_rounded(numbers, kv_cache_dtype):
     if kv_cache_dtype == "bf16":
         bits = np.ascontiguousarray(numbers).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     with np.errstate(over="ignore"):
         return numbers.astype(np.float32 if kv_cache_dtype == "f32" else np.float16)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8_e4m3", "int4"])
+@pytest.mark.parametrize("head_dim", [32, 36, 6])
+def test_codes_of_rows_that_are_not_ordinary_equal_the_reference_bit_for_bit(rng, isa, head_dim, kv_cache_dtype):
+    """Zeros of both signs, NaN, infinities, an outlier, rows too small for a scale and too large for a transform."""
+    width = 3 * head_dim
+    table = rows_of(rng, width, num_rows=40)
+    table[1], table[2] = 0.0, -0.0
+    table[3, head_dim + 1], table[4, -1], table[5, head_dim] = np.nan, np.inf, -np.inf
+    table[6, head_dim + 2] = 1e35
+    table[7:14] = rng.uniform(-1, 1, (7, width)) * np.array([1e-44, 1e-43, 1e-41, 1e-38, 1e36, 1e37, 3e38])[:, None]
+    table[14:17] = np.array([1e-45, -1e-45, 3e-39], np.float32)[:, None]
+    sizes = {"num_heads": 1, "num_kv_heads": 1, "head_dim": head_dim}
+    ends = {"selected": {"logits": width}, "logits": "logits"}
+    ops = [RopeStore(qkv=INPUT, layer=0), SelectRows(x=INPUT, out="logits")]
+    runner = probe(ops, table, buffers={}, sizes=sizes, isa=isa, kv_cache_dtype=kv_cache_dtype, **ends)
+
+    runner.execute(make_plan([Chunk("a", range(40), tables=[[1, 2, 3]], sample=None)]))
+
+    want = as_stored(table[:, None, head_dim : 2 * head_dim], table[:, None, 2 * head_dim :], kv_cache_dtype)
+    for stored, numbers in zip(runner.read_kv(0, [1, 2, 3], 40), want, strict=True):
+        assert stored.dtype == numbers.dtype
+        assert np.array_equal(stored, numbers)

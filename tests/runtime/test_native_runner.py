@@ -14,6 +14,7 @@ pytest.importorskip("octavo.runtime._native", reason="the native module is not b
 
 from octavo.core.sampling import SamplingParams
 from octavo.core.step import GroupTables, SampleRow
+from octavo.models.kv_record import kv_record
 from octavo.models.spec import Rope
 from octavo.runtime.native_runner import NativeRunner
 from octavo.runtime.reference_runner import ReferenceRunner
@@ -27,7 +28,7 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_heads"
 FULL = make_random_model(**SIZES)
 FULL_AND_WINDOW = make_random_model(windows=(None, 20, None, 20), **SIZES)
 WEIGHT_DTYPES = ("f32", "f16", "bf16", "int8", "int4")
-KV_DTYPES = ("f32", "f16", "bf16")
+KV_DTYPES = ("f32", "f16", "bf16", "int8", "fp8_e4m3", "int4")
 ISAS = ("portable", "avx2", "auto")
 
 _packed = {}
@@ -354,3 +355,40 @@ def test_memory_figures_are_those_of_the_layout():
 
     block_bytes = 2 * 2 * 32 * 32 * 2 * 2  # K and V, heads, head_dim, tokens, layers, bytes
     assert 0 <= runner.pool_bytes - 11 * block_bytes <= 64
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "int4"])
+def test_skipped_layers_stay_in_16_bit_in_both_runners(rng, kv_cache_dtype):
+    """Four layers in two groups, each skipped once: records are as long as the longer group needs."""
+    model = FULL_AND_WINDOW
+    tokens, tables = tokens_of(rng, 40), tables_of(rng, model, 44, 16)
+    group_of = {layer: index for index, group in enumerate(model.spec.kv_groups) for layer in group.layers}
+    for skipped in range(model.spec.num_layers):
+        options = {"kv_cache_dtype": kv_cache_dtype, "kv_skip_layers": (skipped,)}
+        native = make_runner(model, **options)
+        reference = ReferenceRunner(
+            model.spec, model.program, model.weights, num_blocks=128, block_size=16, poison=True, **options
+        )
+        wanted, got = (generate(runner, tokens, tables, num_new=0)[0] for runner in (reference, native))
+
+        assert np.abs(logprob_vector(wanted) - logprob_vector(got)).max() < 0.2  # a code may fall on either side
+        for layer in range(model.spec.num_layers):
+            want, have = (each.read_kv(layer, tables[group_of[layer]], 40) for each in (reference, native))
+            assert [part.dtype for part in want] == [part.dtype for part in have]
+            assert (want[0].dtype == np.float16 and len(want) == 2) == (layer == skipped)
+        block_bytes = kv_record(model.spec, dtype=kv_cache_dtype, block_size=16, skip_layers=(skipped,)).block_bytes
+        assert native.pool_bytes - 129 * block_bytes == 64  # what kernels may read past the end
+        assert reference.kv_bytes == 129 * block_bytes
+
+
+@pytest.mark.parametrize("kv_cache_dtype", KV_DTYPES)
+def test_the_pool_takes_the_bytes_that_the_record_counts(kv_cache_dtype):
+    runner = make_runner(kv_cache_dtype=kv_cache_dtype, num_blocks=9, block_size=32)
+
+    block_bytes = kv_record(runner.spec, dtype=kv_cache_dtype, block_size=32).block_bytes
+    assert runner.pool_bytes == 10 * block_bytes + 64  # the null block, and what kernels may read past the end
+
+
+def test_an_odd_head_width_is_refused_with_int4():
+    with pytest.raises(ValueError, match="int4 packs dimensions in pairs"):
+        make_runner(make_random_model(head_dim=7, rope=Rope(kind="none")), kv_cache_dtype="int4")

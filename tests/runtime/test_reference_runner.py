@@ -111,7 +111,10 @@ def test_the_answer_depends_on_the_first_token():
     assert run_alone(runner, FULL, tokens)[0] != run_alone(runner, FULL, changed)[0]
 
 
-@pytest.mark.parametrize(("kv_cache_dtype", "relative_error"), [("f16", 2**-10), ("bf16", 2**-7)])
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "relative_error"),
+    [("f16", 2**-10), ("bf16", 2**-7), ("int8", 2**-6), ("fp8_e4m3", 2**-4), ("int4", 2**-3)],
+)
 def test_a_rounded_cache_is_close_to_a_full_one(kv_cache_dtype, relative_error):
     tokens = make_tokens(100)
     full, _ = run_alone(make_runner(), FULL, tokens)
@@ -125,7 +128,7 @@ def test_a_rounded_cache_is_close_to_a_full_one(kv_cache_dtype, relative_error):
 
 
 @pytest.mark.parametrize("model", [FULL, FULL_AND_WINDOW], ids=["full", "full and window"])
-@pytest.mark.parametrize("kv_cache_dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("kv_cache_dtype", ["f32", "f16", "bf16", "int8", "fp8_e4m3", "int4"])
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64])
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 def test_chunks_and_block_sizes_change_no_bit(model, kv_cache_dtype, chunk, block_size):
@@ -296,7 +299,7 @@ def test_a_read_of_something_never_written_is_caught_and_names_the_request():
     make_runner(poison=False).execute(plan)  # it takes the poison to see it
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("kv_cache_dtype", ["f32", "f16", "bf16", "int8", "fp8_e4m3", "int4"])
 def test_a_block_handed_out_again_is_poisoned_for_whoever_still_reads_it(kv_cache_dtype):
     runner = make_runner(kv_cache_dtype=kv_cache_dtype)
     tokens = make_tokens(20)

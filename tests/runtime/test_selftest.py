@@ -39,4 +39,4 @@ def test_a_wrong_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest, "NativeRunner", Wrong)
 
     steps = [check for check in run_checks(seed=1) if check.name.startswith("whole steps")]
-    assert len(steps) == 3 and not any(check.is_passed for check in steps)
+    assert len(steps) == 6 and not any(check.is_passed for check in steps)
