@@ -127,7 +127,7 @@ def test_peak_blocks_are_the_most_a_request_has_held() -> None:
 
     rig.engine.subscribe(note)
     rig.add("a", 9, max_tokens=9)
-    rig.add("n", [*range(7), 50], n=3, temperature=1.0, seed=1, max_tokens=6)
+    rig.add("n", [*range(7), 50, 51], n=3, temperature=1.0, seed=1, max_tokens=6)
     rig.step(3)
     rig.add("b", [*range(9), 60, 61], max_tokens=12)
     rig.add("c", [*range(6), 70], max_tokens=12)
@@ -136,6 +136,7 @@ def test_peak_blocks_are_the_most_a_request_has_held() -> None:
     ended = [event for event in rig.events if isinstance(event, RequestFinished)]
     assert len(ended) == 6 and any(event.num_preemptions for event in ended), "no pressure, no test"
     answers = [found(log, "n"), *found(log, "n").further_answers]
+    assert sum(answer.num_copies for answer in answers) > found(log, "n").num_copies, "no copy-on-write, no test"
     explained = {each.request_id: each.peak_blocks for each in (*answers, *(found(log, name) for name in "abc"))}
     assert explained == peaks
 
