@@ -10,6 +10,7 @@ import pytest
 
 from octavo.errors import CapacityError, InvalidParameterError, UnsupportedModelError
 from octavo.llm.plan import plan_document, plan_for
+from octavo.models.catalogue import find_model
 from octavo.planner.advice import with_options
 from octavo.planner.plan import Plan
 from octavo.planner.question import PlanQuestion, question_from_words
@@ -192,6 +193,34 @@ def test_unknown_architectures_and_odd_cuts_are_refused_not_guessed(tmp_path):
         plan(model="llama-3-8b", engine="octavo", device="h100")
     with pytest.raises(InvalidParameterError, match="device"):
         plan(model="llama-3-8b", engine="vllm")
+
+
+def test_files_of_a_model_that_octavo_does_not_run_are_counted_by_their_headers(tmp_path):
+    config = dict(find_model("microsoft/phi-2").config)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    by_sizes = plan(model=str(tmp_path), engine="vllm", memory="24GiB")
+    header = json.dumps({"w": {"dtype": "F16", "shape": [500, 1000, 1000], "data_offsets": [0, 10**9]}}).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 10**9)  # sparse
+    by_headers = plan(model=str(tmp_path), engine="vllm", memory="24GiB")
+    assert by_sizes.weight_bytes == pytest.approx(2 * by_sizes.parameters, rel=0.01)
+    assert by_headers.weight_bytes == pytest.approx(10**9, rel=0.03)  # what an engine holds besides is in it
+    assert "headers of 1 safetensors" in next(each.source for each in by_headers.sources if each.name == "weights")
+
+
+def test_spellings_of_other_engines_mean_the_same():
+    ours = plan(model="llama-3-8b", device="h100", max_model_len="8k", utilization=0.8, devices=2)
+    vllm = {"max-seq-len": "8k", "gpu-memory-utilization": "0.8", "tp": "2"}
+    sglang = {"context-length": "8k", "mem-fraction-static": "0.8", "tp-size": "2"}
+    for words in (vllm, sglang):
+        again = plan_for(question_from_words({"model-path": "llama-3-8b", "device": "h100", **words}))
+        assert again.num_blocks == ours.num_blocks
+
+
+def test_without_graphs_nothing_is_set_aside_for_them():
+    asked = {"model": "llama-3-8b", "device": "h100", "engine-version": "0.22"}
+    assert plan(**asked, enforce_eager=True).overhead_bytes < plan(**asked).overhead_bytes
 
 
 # Levers and targets.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from octavo.config.engine import OPTIONS
 from octavo.planner.question import PlanQuestion
@@ -30,13 +30,14 @@ def _octavo(question: PlanQuestion, sizing: Sizing, subject: Subject) -> Iterato
     yield _COMMANDS[question.purpose]
     yield shlex.quote(subject.asked)
     for each in OPTIONS:
-        value = getattr(question, each.name)
+        value = question.value(each.name)
         if each.is_positional or value is None or value == each.default or each.name in ("max_model_len", "memory"):
             continue
         if each.kind == "flag":
             yield f"--{'' if value else 'no-'}{each.flag_name}"
         else:
-            yield f"--{each.flag_name} {_spelt(value) if each.kind == 'bytes' else value}"
+            words = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            yield f"--{each.flag_name} {_spelt(value) if each.kind == 'bytes' else words}"
     if question.memory is not None or question.device is not None:
         yield f"--memory {_spelt(sizing.memory_bytes)}"
     if question.max_model_len is not None or question.is_length_auto:
@@ -50,10 +51,7 @@ def _vllm(question: PlanQuestion, sizing: Sizing, subject: Subject) -> Iterator[
         yield "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
     yield f"vllm serve {shlex.quote(subject.name if subject.opened is None else subject.asked)}"
     tensor, stages = ranks(question)
-    if tensor > 1:
-        yield f"--tensor-parallel-size {tensor}"
-    if stages > 1:
-        yield f"--pipeline-parallel-size {stages}"
+    yield from _sizes({"tensor-parallel-size": tensor, "pipeline-parallel-size": stages}, default=1)
     yield f"--max-model-len {min(sizing.max_model_len, sizing.longest_fitting_len)}"
     if question.utilization is not None:
         yield f"--gpu-memory-utilization {question.utilization:g}"
@@ -61,15 +59,19 @@ def _vllm(question: PlanQuestion, sizing: Sizing, subject: Subject) -> Iterator[
         yield f"--kv-cache-dtype {_VLLM_DTYPES.get(question.kv_cache_dtype, question.kv_cache_dtype)}"
     if question.weight_dtype in ("fp8", "mxfp4", "awq", "gptq"):
         yield f"--quantization {question.weight_dtype}"
-    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
-        if getattr(question, name) is not None:
-            yield f"--{name.replace('_', '-')} {getattr(question, name)}"
-    if question.num_blocks is not None:
-        yield f"--num-gpu-blocks-override {question.num_blocks}"
-    if question.kv_cache_memory is not None:
-        yield f"--kv-cache-memory-bytes {question.kv_cache_memory}"
+    yield from _sizes(
+        {
+            "max-num-seqs": question.max_num_seqs,
+            "max-num-batched-tokens": question.max_num_batched_tokens,
+            "block-size": question.block_size,
+            "num-gpu-blocks-override": question.num_blocks,
+            "kv-cache-memory-bytes": question.kv_cache_memory,
+        }
+    )
     if not question.enable_prefix_caching:
         yield "--no-enable-prefix-caching"
+    if question.enforce_eager:
+        yield "--enforce-eager"
 
 
 def _sglang(question: PlanQuestion, sizing: Sizing, subject: Subject) -> Iterator[str]:
@@ -78,10 +80,7 @@ def _sglang(question: PlanQuestion, sizing: Sizing, subject: Subject) -> Iterato
         yield "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
     yield f"python -m sglang.launch_server --model-path {shlex.quote(name)}"
     tensor, stages = ranks(question)
-    if tensor > 1:
-        yield f"--tp-size {tensor}"
-    if stages > 1:
-        yield f"--pp-size {stages}"
+    yield from _sizes({"tp-size": tensor, "pp-size": stages}, default=1)
     yield f"--context-length {min(sizing.max_model_len, sizing.longest_fitting_len)}"
     if question.utilization is not None:
         yield f"--mem-fraction-static {question.utilization:g}"
@@ -89,12 +88,20 @@ def _sglang(question: PlanQuestion, sizing: Sizing, subject: Subject) -> Iterato
         yield f"--kv-cache-dtype {_SGLANG_DTYPES.get(question.kv_cache_dtype, question.kv_cache_dtype)}"
     if question.weight_dtype in ("fp8", "awq", "gptq"):
         yield f"--quantization {question.weight_dtype}"
-    if question.max_num_seqs is not None:
-        yield f"--max-running-requests {question.max_num_seqs}"
-    if question.max_num_batched_tokens is not None:
-        yield f"--chunked-prefill-size {question.max_num_batched_tokens}"
-    if question.block_size is not None:
-        yield f"--page-size {question.block_size}"
+    yield from _sizes(
+        {
+            "max-running-requests": question.max_num_seqs,
+            "chunked-prefill-size": question.max_num_batched_tokens,
+            "page-size": question.block_size,
+        }
+    )
+    if question.enforce_eager:
+        yield "--disable-cuda-graph"
+
+
+def _sizes(flags: Mapping[str, int | None], *, default: int | None = None) -> Iterator[str]:
+    """Return those flags that say something."""
+    yield from (f"--{name} {value}" for name, value in flags.items() if value not in (None, default))
 
 
 def _spelt(num_bytes: int) -> str:

@@ -167,6 +167,7 @@ def settings_of(question: PlanQuestion, length_limit: int, tensor: int, stages: 
         block_size=question.block_size,
         tensor_parallel_size=tensor,
         pipeline_parallel_size=stages,
+        is_eager=question.enforce_eager,
     )
 
 

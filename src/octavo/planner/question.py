@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from octavo.config.engine import OPTIONS, POOL_SIZES, EngineConfig, find_option
@@ -22,6 +22,14 @@ from octavo.units import parse_duration_s
 EngineName = Literal["octavo", "vllm", "sglang"]
 Purpose = Literal["offline", "serving"]
 AUTO = "auto"
+_SGLANG_NAMES = {
+    "model": ("model_path",),
+    "max_model_len": ("context_length",),
+    "utilization": ("mem_fraction_static",),
+    "block_size": ("page_size",),
+    "max_num_seqs": ("max_running_requests",),
+    "max_num_batched_tokens": ("chunked_prefill_size",),
+}
 _DTYPE_ALIASES = (find_option("weight_dtype") or OPTIONS[0]).choice_aliases
 _SCHEMES = ("fp8", "awq", "gptq", "mxfp4", "nvfp4", "bnb-nf4", "q4_0", "q4_k", "q5_k", "q6_k", "q8_0")
 """Ways to store weights that other engines have, and kinds of GGUF files."""
@@ -29,9 +37,10 @@ _SCHEMES = ("fp8", "awq", "gptq", "mxfp4", "nvfp4", "bnb-nf4", "q4_0", "q4_k", "
 
 def _as_engine(name: str, **other: Any) -> Any:
     """Declare a field with the engine's own row of the option table, and what differs for a plan."""
-    field = next(each for each in dataclasses.fields(EngineConfig) if each.name == name)
-    row = {**field.metadata["option"], **other}
-    return option(default=row.pop("default", field.default), **row)
+    engine_field = next(each for each in dataclasses.fields(EngineConfig) if each.name == name)
+    row = {**engine_field.metadata["option"], **other}
+    row["aliases"] = (*row.get("aliases", ()), *_SGLANG_NAMES.get(name, ()))
+    return option(default=row.pop("default", engine_field.default), **row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +116,7 @@ class PlanQuestion:
         unit="devices",
         help="Devices that share each layer",
         maximum=4096,
-        aliases=("tp",),
+        aliases=("tp", "tp_size"),
         auto="all --devices",
     )
     pipeline_parallel_size: int | None = option(
@@ -117,7 +126,7 @@ class PlanQuestion:
         unit="devices",
         help="Stages that the layers are cut into",
         maximum=4096,
-        aliases=("pp",),
+        aliases=("pp", "pp_size"),
         auto="1",
     )
     memory: int | None = _as_engine(
@@ -140,6 +149,7 @@ class PlanQuestion:
         choices=("auto", "f32", "f16", "bf16", "fp8", "int8", "int4"),
         choice_aliases={
             **(find_option("kv_cache_dtype") or OPTIONS[0]).choice_aliases,
+            "fp8": "fp8",
             "fp8_e4m3": "fp8",
             "fp8_e5m2": "fp8",
         },
@@ -151,6 +161,12 @@ class PlanQuestion:
     max_num_seqs: int | None = _as_engine("max_num_seqs", auto="the engine's own default")
     max_num_batched_tokens: int | None = _as_engine("max_num_batched_tokens", auto="the engine's own default")
     scheduling_policy: str = _as_engine("scheduling_policy")
+    enforce_eager: bool = option(
+        default=False,
+        kind="flag",
+        group="Scheduling",
+        help="Other engines: without CUDA graphs, and the memory they take",
+    )
     lengths: str | None = option(
         default=None,
         kind="text",
@@ -186,11 +202,13 @@ class PlanQuestion:
         help="Say what would hold so many requests at once: which devices, how many, or which dtype",
         maximum=2**20,
     )
+    other_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Octavo's own options that a plan takes as they are, by name."""
     is_length_auto: bool = False
     """`--max-model-len auto`: the longest that fits, and it is no failure when that is less than the model's limit."""
 
     def __post_init__(self) -> None:
-        for each in PLAN_OPTIONS:
+        for each in _OWN_OPTIONS:
             value = getattr(self, each.name)
             if value is not None:
                 # The one place a frozen value is completed, as in `EngineConfig`.
@@ -199,6 +217,12 @@ class PlanQuestion:
         self.itl_s  # noqa: B018 - refused here, not when it is used
         if self.lengths is not None:
             parse_lengths(self.lengths)
+
+    def value(self, name: str) -> Any:
+        """Return what was asked under an option's name; its default where nothing was."""
+        if hasattr(self, name):
+            return getattr(self, name)
+        return self.other_options.get(name, _BY_NAME[name].default)
 
     @property
     def itl_s(self) -> float | None:
@@ -210,11 +234,13 @@ class PlanQuestion:
         return None if self.lengths is None else parse_lengths(self.lengths)
 
 
-PLAN_OPTIONS: tuple[Option, ...] = tuple(
+_OWN_OPTIONS: tuple[Option, ...] = tuple(
     Option(name=each.name, default=each.default, **each.metadata["option"])
     for each in dataclasses.fields(PlanQuestion)
     if "option" in each.metadata
 )
+_OWN_NAMES = frozenset(each.name for each in _OWN_OPTIONS)
+PLAN_OPTIONS: tuple[Option, ...] = (*_OWN_OPTIONS, *(each for each in OPTIONS if each.name not in _OWN_NAMES))
 _BY_NAME = {name: each for each in PLAN_OPTIONS for name in (each.name, *each.aliases)}
 
 
@@ -235,7 +261,9 @@ def question_from(*sources: Source) -> PlanQuestion:
             is_length_auto = is_length_auto or each.name == "max_model_len"
             continue
         values[each.name] = each.read(value, param=source.spellings.get(each.name, each.name))
-    return PlanQuestion(**values, is_length_auto=is_length_auto)
+    own = {name: value for name, value in values.items() if name in _OWN_NAMES}
+    others = {name: value for name, value in values.items() if name not in _OWN_NAMES}
+    return PlanQuestion(**own, other_options=others, is_length_auto=is_length_auto)
 
 
 def question_from_words(words: Mapping[str, object]) -> PlanQuestion:
@@ -265,7 +293,7 @@ def engine_config(question: PlanQuestion) -> EngineConfig:
     Raises:
         InvalidParameterError: Octavo does not do what was asked.
     """
-    values = {each.name: getattr(question, each.name) for each in OPTIONS}
+    values = {each.name: question.value(each.name) for each in OPTIONS}
     if values["block_size"] is None:
         del values["block_size"]
     return EngineConfig(**values)
