@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.config.sources import Source, keyword_source
 from octavo.errors import CapacityError, InvalidParameterError, ModelNotFoundError, OctavoError
 from octavo.llm.find_subject import find_subject
 from octavo.llm.plan import plan_document, plan_for
 from octavo.models.load import open_model
 from octavo.models.packaged_sizes import PACKAGED_SIZES
 from octavo.models.weights import WeightSource
-from octavo.planner.question import PlanQuestion
+from octavo.planner.question import PlanQuestion, question_from
 from octavo.runtime.native_weights import pack_weights
 from octavo.testing.real_model import find_real_model
 from octavo.testing.tiny_models import TinyModel, write_hf_model
@@ -45,6 +46,14 @@ CASES = [
         TinyModel(), {"kv_cache_memory": "5MiB", "kv_allocator": "reserved", "max_model_len": 100}, id="reserved"
     ),
     pytest.param(
+        TinyModel(num_layers=4), {"num_blocks": 50, "kv_cache_dtype": "int4", "runner": "reference"}, id="int4 cache"
+    ),
+    pytest.param(
+        TinyModel(num_layers=4),
+        {"memory": "150MiB", "kv_cache_dtype": "int8", "kv_cache_dtype_skip_layers": (0, 3), "runner": "reference"},
+        id="int8 cache with two layers in 16 bits",
+    ),
+    pytest.param(
         TinyModel(architecture="mistral", sliding_window=32, num_layers=3),
         {"kv_cache_memory": "300KiB", "kv_allocator": "reserved", "max_num_batched_tokens": 64},
         id="reserved windows",
@@ -57,7 +66,12 @@ def test_a_plan_says_what_a_start_does_to_the_byte(model, options, tmp_path):
     write_hf_model(model, tmp_path / "model", dtype="bf16")
     folder = str(tmp_path / "model")
 
-    plan = plan_for(PlanQuestion(model=folder, purpose="offline", **options))
+    plan = plan_for(
+        question_from(
+            keyword_source({"model": folder}),
+            Source(name="test", values={**options, "purpose": "offline"}, spellings={}),
+        )
+    )
     llm = LLM(folder, **options)
 
     resolved = llm.config_document()
@@ -67,6 +81,8 @@ def test_a_plan_says_what_a_start_does_to_the_byte(model, options, tmp_path):
     assert plan.kv_pool_bytes == plan.kv_pool_bytes_low == plan.kv_pool_bytes_high == resolved["kv_pool_bytes"]
     assert (plan.num_blocks, plan.block_size) == (resolved["num_blocks"], resolved["block_size"])
     assert plan.kv_bytes_per_block == resolved["block_bytes"]
+    if len(plan.groups) == 1:
+        assert plan.kv_bytes_per_token * plan.block_size == plan.kv_bytes_per_block
     assert (plan.max_model_len, plan.pool_tokens) == (resolved["max_model_len"], llm.card.pool_tokens)
     assert plan.kv_allocator == options.get("kv_allocator", "paged")
     assert plan.fits

@@ -45,6 +45,11 @@ def print_plan(plan: Plan) -> None:
         _print_block(console, "Two ceilings", _ceilings_table(plan.ceilings))
     if plan.levers:
         _print_block(console, "What each lever would do", _levers_table(plan))
+        if any(lever.max_concurrency == plan.max_num_seqs for lever in plan.levers):
+            words = (
+                f"at {plan.max_num_seqs:,}, every seat is taken: Octavo makes no larger pool than its requests can use"
+            )
+            console.print(Padding(Text(words, style="dim"), (0, 0, 0, 2)))
     if plan.calibration:
         _print_block(console, "The rules against the log", _calibration_table(plan))
     if plan.target_concurrency:

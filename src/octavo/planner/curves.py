@@ -31,15 +31,16 @@ def find_curves(sizer: Sizer, question: PlanQuestion, base: Sizing) -> tuple[Cur
     """Return the plan's own curve first, then those of the other dtypes that the engine has."""
     curves = [_curve(base)] if base.num_blocks else []
     for dtype in _DTYPES:
-        if dtype == base.kv_dtype or {dtype, base.kv_dtype} == {"f16", "bf16"}:
+        if base.kv_dtype.startswith(dtype) or {dtype, base.kv_dtype} == {"f16", "bf16"}:
             continue
         try:
             sizing = sizer.size(replace(question, kv_cache_dtype=dtype))
         except (InvalidParameterError, CapacityError):
             continue
-        # Names that mean one format here would draw the same line twice.
-        if sizing.num_blocks and all(sizing.kv_dtype != each.kv_cache_dtype for each in curves):
-            curves.append(_curve(sizing))
+        curve = _curve(sizing)
+        # Formats of the same bytes would draw the same line twice.
+        if sizing.num_blocks and all(curve.concurrency != each.concurrency for each in curves):
+            curves.append(curve)
     return tuple(curves)
 
 

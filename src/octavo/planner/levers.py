@@ -133,7 +133,7 @@ def _changes(sizer: Sizer, question: PlanQuestion, base: Sizing) -> Iterator[_Ch
 def _dtypes(question: PlanQuestion, base: Sizing) -> Iterator[_Change]:
     for dtype in _DTYPES:
         is_same_size = {dtype, base.kv_dtype} == {"f16", "bf16"}
-        if dtype == base.kv_dtype or is_same_size:
+        if base.kv_dtype.startswith(dtype) or is_same_size:  # fp8 is fp8_e4m3
             continue
         try:
             changed = replace(question, kv_cache_dtype=dtype)

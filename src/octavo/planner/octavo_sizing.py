@@ -48,14 +48,15 @@ class OctavoKVCosts:
 
     @property
     def groups(self) -> tuple[GroupCost, ...]:
-        return tuple(
-            GroupCost(
-                name="full attention" if window is None else f"sliding window of {window:,}",
-                num_layers=num_layers,
-                token_bytes=num_layers * self.shape.token_layer_bytes,
-                block_bytes=-(-num_layers // self.shape.layers_per_group) * self.shape.block_bytes,
-            )
-            for window, num_layers in self.layer_counts.items()
+        return tuple(self._cost(window, num_layers) for window, num_layers in self.layer_counts.items())
+
+    def _cost(self, window: int | None, num_layers: int) -> GroupCost:
+        num_groups = -(-num_layers // self.shape.layers_per_group)
+        return GroupCost(
+            name="full attention" if window is None else f"sliding window of {window:,}",
+            num_layers=num_layers,
+            token_bytes=num_layers * self.shape.token_layer_bytes + num_groups * self.shape.token_extra_bytes,
+            block_bytes=num_groups * self.shape.block_bytes,
         )
 
     def blocks_for(self, num_tokens: int) -> int:
