@@ -12,14 +12,16 @@ import os
 import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from random import Random
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 START_S = 60.0
 STOP_S = 30.0
@@ -35,20 +37,22 @@ class ServerProcess:
         args: The command line after `serve`.
         environ: Variables besides PATH and PYTHONPATH.
         waits: Come back only when the model has been loaded; else as soon as the socket answers.
+        port: To listen on; 0 is a free one.
     """
 
-    def __init__(self, *args: str, environ: dict[str, str] | None = None, waits: bool = True) -> None:
+    def __init__(self, *args: str, environ: dict[str, str] | None = None, waits: bool = True, port: int = 0) -> None:
         self._args = args
         self._environ = environ or {}
         self._waits = waits
+        self._port = port
         self.url = ""
         self.document: dict[str, Any] = {}
 
-    def __enter__(self) -> ServerProcess:
+    def __enter__(self) -> Self:
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "HOME") if name in os.environ}
-        self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8")
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "octavo", "serve", *self._args, "--port", "0", "--json"],
+            [sys.executable, "-m", "octavo", "serve", *self._args, "--port", str(self._port), "--json"],
             env={**kept, **self._environ},
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -64,7 +68,7 @@ class ServerProcess:
                 assert "url" in self.document, self.document
                 self.url = self.document["url"]
             else:
-                self.url = self.wait_for(lambda: self._listening())
+                self.url = self.wait_for(self._listening)
         except BaseException:
             self.kill()
             self._close()
@@ -145,6 +149,20 @@ class ServerProcess:
             assert line, f"the server ended: {self.log}"
             return line
         raise TimeoutError(f"no start within {START_S} s; the log says {self.log}")
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on, and that the system gives to no client of its own accord.
+
+    For a server that is to come back where it was: a port from `bind(0)` may be somebody's client by then.
+    """
+    random = Random()  # unseeded: two tests at once should not try the same ones
+    for _ in range(1000):
+        port = random.randrange(20_000, 32_000)
+        with contextlib.closing(socket.socket()) as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
+    raise TimeoutError("no port is free")
 
 
 def _read(stdout: IO[str], lines: queue.Queue[str]) -> None:
