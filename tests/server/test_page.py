@@ -99,7 +99,7 @@ def test_with_a_key_the_page_opens_and_shows_nothing(tiny_model: str) -> None:
     settings = ServerSettings(api_key=("secret",))
     with LocalServer(scripted_llm(tiny_model, lambda index: "words"), settings) as server:
         assert httpx.get(f"{server.url}/").status_code == 200
-        for path in ("/live", "/live/blocks/1", "/plan", "/plan/form", "/metrics"):
+        for path in ("/live", "/live/blocks/1", "/live/requests/x", "/plan", "/plan/form", "/metrics"):
             assert httpx.get(server.url + path).status_code == 401, path
         assert read_frame(server.url, Authorization="Bearer secret")["num_blocks"] > 0
 
@@ -213,6 +213,14 @@ def test_a_browser_sees_blocks_fill_a_prefix_shared_and_preemptions(page, tiny_m
             for scheme in ("light", "dark"):
                 page.emulate_media(color_scheme=scheme)
                 page.screenshot(path=tmp_path / f"{scheme}.png")
+
+            def has_been_told_why() -> bool:
+                # Again for another one, if the request has ended meanwhile and its row is gone.
+                if page.locator("#requests .why").count() == 0:
+                    page.locator("#requests tbody tr[tabindex]").last.dispatch_event("click")
+                return page.locator("#requests .why p").count() >= 2
+
+            wait_until(page, has_been_told_why)
             box = page.locator("#map-marks").bounding_box()
             page.mouse.move(box["x"] + 8, box["y"] + 8)
             assert page.inner_text("#tip").startswith("block 1")
@@ -274,6 +282,9 @@ def test_the_playground_shows_what_was_a_hit_and_takes_no_markup(page, tiny_mode
         assert page.inner_text(".turn.user >> nth=0") == "<i>first question of this chat</i>"
         assert page.locator(".turns img, .turns b, .turns i:not(.meter i)").count() == 0
         first, second = (page.inner_text(f".hit-facts >> nth={turn}") for turn in (0, 1))
+        page.click(".why-button >> nth=1")
+        page.wait_for_selector(".turn .why p >> nth=1")
+        why = page.inner_text(".turn .why")
         page.click("#chat-reset")
         assert page.locator(".turn").count() == 0
     assert first.startswith("0 of ")
@@ -282,6 +293,7 @@ def test_the_playground_shows_what_was_a_hit_and_takes_no_markup(page, tiny_mode
         for line in (first, second)
     )
     assert first_prompt < hits < prompt, "the answer was sent again, too, and found"
+    assert f"{hits:,} of {prompt:,} prompt tokens were a hit" in why and "It held" in why
     assert page.troubles == []
 
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from octavo.engine.engine import Engine
 from octavo.server.errors import ApiError
+from octavo.server.explanation import explain_document
 from octavo.server.json_body import json_response
 from octavo.server.protocol_answers import ERRORS, ErrorAnswer
 from octavo.server.service import Service
@@ -38,18 +39,7 @@ def router(service: Service) -> APIRouter:
         found = service.llm.explain(request_id) or service.llm.explain(service.ids.find(request_id))
         if found is None:
             raise ApiError(404, "there is no such request, or it is long over", code="not-found", param="request_id")
-        document = found.as_dict(shows_tokens=service.settings.show_prompts)
-        if service.settings.show_prompts and document["near_miss"] is not None:
-            document["near_miss"] |= _texts(service, document["near_miss"])
+        document = explain_document(found, service.llm.tokenizer, shows_prompts=service.settings.show_prompts)
         return json_response(document)
 
     return routes
-
-
-def _texts(service: Service, near_miss: dict[str, Any]) -> dict[str, str]:
-    """Return the two tokens at which a prompt and the nearest cached one part, as text."""
-    decode = service.llm.tokenizer.decode
-    return {
-        "text": decode([near_miss["token_id"]], skip_special_tokens=False),
-        "cached_text": decode([near_miss["cached_token_id"]], skip_special_tokens=False),
-    }

@@ -16,6 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from octavo.llm.async_llm import AsyncLLM
 from octavo.server.errors import ApiError
+from octavo.server.explanation import explain_document
 from octavo.server.json_body import json_response
 from octavo.server.live_feed import LiveFeed
 from octavo.server.plan_form import PlanForm
@@ -46,29 +47,7 @@ def _static_files() -> Mapping[str, bytes]:
 def router(llm: AsyncLLM, settings: ServerSettings) -> APIRouter:
     """Return the routes."""
     routes = APIRouter(include_in_schema=False)
-    operator = Keys([settings.operator_key] if settings.operator_key else [])
-    has_tenants = len(read_keys(settings)) > 1
     name = (*settings.served_model_name, served_name(llm.model_name))[0]
-    shown = {"model": name, "shows_prompts": settings.show_prompts}
-    feed = LiveFeed(lambda: _snapshot(llm, shown), lambda: _is_over(llm))
-    form = PlanForm(llm.model_name, shown_as=name)
-    planning = asyncio.Lock()
-
-    def check_operator(request: Request) -> None:
-        """Who sees the pool sees the ids and lengths of everybody's requests.
-
-        Raises:
-            ApiError: 401 or 403, this caller may not.
-        """
-        if operator.are_asked_for:
-            operator.check(request.headers)
-        elif has_tenants and not settings.enable_operator:
-            raise ApiError(
-                403,
-                "the live view shows the requests of all keys (hint: start the server with --operator-key KEY"
-                " or --enable-operator)",
-                code="operator-closed",
-            )
 
     @routes.get("/")
     async def page() -> Response:
@@ -78,15 +57,25 @@ def router(llm: AsyncLLM, settings: ServerSettings) -> APIRouter:
     async def static(name: str) -> Response:
         return _file(name)
 
+    _add_live(routes, llm, settings, name)
+    _add_plan(routes, PlanForm(llm.model_name, shown_as=name))
+    return routes
+
+
+def _add_live(routes: APIRouter, llm: AsyncLLM, settings: ServerSettings, name: str) -> None:
+    watcher = Watcher(settings)
+    shown = {"model": name, "shows_prompts": settings.show_prompts}
+    feed = LiveFeed(lambda: _snapshot(llm, shown), lambda: _is_over(llm))
+
     @routes.get("/live")
     async def live(request: Request) -> Response:
-        check_operator(request)
+        watcher.check(request)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(feed.open(), media_type="text/event-stream", headers=headers)
 
     @routes.get("/live/blocks/{block_id}")
     async def block(request: Request, block_id: int) -> Response:
-        check_operator(request)
+        watcher.check(request)
         if not settings.show_prompts:
             raise ApiError(
                 403, "texts are not shown (hint: start the server with --show-prompts)", code="prompts-hidden"
@@ -97,6 +86,18 @@ def router(llm: AsyncLLM, settings: ServerSettings) -> APIRouter:
         text = llm.tokenizer.decode(token_ids, skip_special_tokens=False)
         return json_response({"schema": "octavo.block/1", "num_tokens": len(token_ids), "text": text})
 
+    @routes.get("/live/requests/{request_id:path}")
+    async def why(request: Request, request_id: str) -> Response:
+        watcher.check(request)
+        found = llm.explain(request_id)
+        if found is None:
+            raise ApiError(404, "there is no such request, or it is long over", code="not-found", param="request_id")
+        return json_response(explain_document(found, llm.tokenizer, shows_prompts=settings.show_prompts))
+
+
+def _add_plan(routes: APIRouter, form: PlanForm) -> None:
+    planning = asyncio.Lock()
+
     @routes.get("/plan/form")
     async def plan_form() -> Response:
         return json_response(form.document())
@@ -106,7 +107,29 @@ def router(llm: AsyncLLM, settings: ServerSettings) -> APIRouter:
         async with planning:  # a plan takes a third of a second of one core: one at a time
             return json_response(await asyncio.to_thread(form.answer, dict(request.query_params)))
 
-    return routes
+
+class Watcher:
+    """Who may look at the pool: it shows the ids and lengths of everybody's requests."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._operator = Keys([settings.operator_key] if settings.operator_key else [])
+        self._is_closed = len(read_keys(settings)) > 1 and not settings.enable_operator
+
+    def check(self, request: Request) -> None:
+        """Return if this caller may look.
+
+        Raises:
+            ApiError: 401 or 403, it may not.
+        """
+        if self._operator.are_asked_for:
+            self._operator.check(request.headers)
+        elif self._is_closed:
+            raise ApiError(
+                403,
+                "the live view shows the requests of all keys (hint: start the server with --operator-key KEY"
+                " or --enable-operator)",
+                code="operator-closed",
+            )
 
 
 def _file(name: str) -> Response:

@@ -2,6 +2,7 @@
 // it the KV pool still held.
 
 import { errorText, readEvents, request } from "./connection.js";
+import { explainInto } from "./explain.js";
 import { $, element, formatCount, formatNumber, formatRatio, formatSeconds, setText } from "./format.js";
 
 export class Playground {
@@ -79,12 +80,14 @@ export class Playground {
     const written = turn.appendChild(document.createTextNode(""));
     let first = null;
     let usage = null;
+    let id = null;
     let reason = null;
     for await (const { data } of readEvents(response)) {
       if (data === "[DONE]") break;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
       usage = chunk.usage ?? usage;
+      id ??= chunk.id;
       const choice = chunk.choices?.[0];
       if (choice?.delta?.content) {
         first ??= performance.now();
@@ -93,7 +96,7 @@ export class Playground {
       }
       reason = choice?.finish_reason ?? reason;
     }
-    if (usage) turn.append(facts(usage, first, start, reason));
+    if (usage) turn.append(facts(usage, first, start, reason, id));
     if (isAtBottom()) turn.scrollIntoView({ block: "end" });
     return written.data;
   }
@@ -104,7 +107,7 @@ function isAtBottom() {
 }
 
 /** The line under an answer: what of its prompt was a hit, and how fast it was. */
-function facts(usage, first, start, reason) {
+function facts(usage, first, start, reason, id) {
   const prompt = usage.prompt_tokens;
   const hits = usage.prompt_tokens_details?.cached_tokens ?? 0;
   const bar = element("i");
@@ -119,5 +122,14 @@ function facts(usage, first, start, reason) {
     parts.push(element("span", "", `${formatCount(usage.completion_tokens)} tokens, ${rate}/s`));
   }
   if (reason === "length") parts.push(element("span", "", "cut at max tokens"));
-  return element("div", "turn-facts", ...parts);
+  const line = element("div", "turn-facts", ...parts);
+  const button = line.appendChild(element("button", "quiet why-button", "why?"));
+  button.type = "button";
+  button.addEventListener("click", () => {
+    const why = element("div", "why");
+    button.remove();
+    line.after(why);
+    explainInto(why, id);
+  });
+  return line;
 }

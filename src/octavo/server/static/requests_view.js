@@ -1,5 +1,6 @@
 // The table of unfinished requests, each with its block table drawn in the colours of the map.
 
+import { explainInto } from "./explain.js";
 import { $, element, formatCount, formatSeconds, plural, setText, shortenId } from "./format.js";
 import { colourOf } from "./pool_map.js";
 
@@ -28,6 +29,7 @@ export class RequestsView {
     for (const [id, row] of this.rows) {
       if (!seen.has(id)) {
         row.node.remove();
+        row.why?.remove();
         this.rows.delete(id);
       }
     }
@@ -35,11 +37,15 @@ export class RequestsView {
     this.width = this.wide.clientWidth - CELL_PADDING;
     // One scale for all tables, so that they can be compared.
     this.longest = Math.max(1, ...requests.map((request) => request.tables.flat().length));
-    requests.forEach((request, index) => {
+    let next = this.body.firstChild;
+    for (const request of requests) {
       const row = this.rows.get(request.id) ?? this.addRow(request.id);
-      if (this.body.rows[index] !== row.node) this.body.insertBefore(row.node, this.body.rows[index] ?? null);
+      for (const node of [row.node, row.why].filter(Boolean)) {
+        if (node === next) next = next.nextSibling;
+        else this.body.insertBefore(node, next);
+      }
       this.fill(row, request, live.blocks);
-    });
+    }
     const hidden = live.requests.length - requests.length;
     $("requests").hidden = requests.length === 0;
     $("requests-empty").hidden = requests.length > 0;
@@ -60,11 +66,29 @@ export class RequestsView {
     cells.table.append(element("canvas"));
     setText(cells.id, shortenId(id));
     cells.id.title = id;
-    const row = { node, cells, request: null };
+    const row = { node, cells, request: null, why: null };
+    node.tabIndex = 0;
+    node.title = "Why did it take what it took?";
+    node.addEventListener("click", () => this.toggle(row));
+    node.addEventListener("keydown", (event) => { if (event.key === "Enter") this.toggle(row); });
     node.addEventListener("pointerenter", () => this.onMark(row.request));
     node.addEventListener("pointerleave", () => this.onMark(null));
     this.rows.set(id, row);
     return row;
+  }
+
+  /** Opens or closes the line below a request that says why it took what it took. */
+  toggle(row) {
+    if (row.why) {
+      row.why.remove();
+      row.why = null;
+      return;
+    }
+    const cell = element("td", "why");
+    cell.colSpan = row.node.cells.length;
+    row.why = element("tr", "", cell);
+    row.node.after(row.why);
+    explainInto(cell, row.request.id);
   }
 
   fill(row, request, blocks) {

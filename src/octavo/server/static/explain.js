@@ -1,0 +1,82 @@
+// Why one request took what it took, in sentences: what was a hit, where the nearest cached text parted from it, what it
+// waited for, and what preemptions cost.
+
+import { errorText, request } from "./connection.js";
+import { element, formatCount, formatSeconds, plural, shortenId } from "./format.js";
+
+const WAITS = {
+  arrival: "to be looked at",
+  seats: "for a seat",
+  tokens: "for token budget",
+  blocks: "for blocks",
+  prefix: "for a prefix that another was computing",
+  preempted: "after being preempted",
+};
+const SHORT_S = 0.0005;
+
+/** Fills a node with the explanation of a request, or with why there is none. */
+export async function explainInto(node, id) {
+  try {
+    const response = await request(`live/requests/${encodeURIComponent(id)}`);
+    if (!response.ok) throw new Error(await errorText(response));
+    node.replaceChildren(...sentences(await response.json()).map((words) => element("p", "", ...words)));
+  } catch (error) {
+    node.replaceChildren(element("p", "note", error.message));
+  }
+}
+
+/** One array of texts and elements for each sentence. */
+export function sentences(why) {
+  return [hits(why), nearMiss(why.near_miss), waits(why.waits), ...why.preemptions.map(preemption), memory(why), times(why)]
+    .filter(Boolean)
+    .map((words) => (Array.isArray(words) ? words : [words]));
+}
+
+function hits({ hits: found, num_prompt_tokens: prompt }) {
+  if (!found) return `${plural(prompt, "prompt token")}; not looked up in the prefix cache yet.`;
+  const hit = found.num_block_tokens + found.num_copied_tokens;
+  if (hit === 0) return `None of ${plural(prompt, "prompt token")} were cached: all were computed.`;
+  const parts = [];
+  if (found.num_block_tokens) {
+    const blocks = found.block_ids[0].filter(Boolean).length;
+    parts.push(`${formatCount(found.num_block_tokens)} in ${plural(blocks, "shared block")}`);
+  }
+  if (found.num_copied_tokens) {
+    const sources = found.copied_from.map(formatCount).join(", ");
+    parts.push(`${formatCount(found.num_copied_tokens)} copied out of block ${sources}`);
+  }
+  return `${formatCount(hit)} of ${plural(prompt, "prompt token")} were a hit: ${parts.join(", ")}. `
+    + `${formatCount(found.num_missed_tokens)} were computed.`;
+}
+
+function nearMiss(miss) {
+  if (!miss) return null;
+  const words = [`The nearest cached text (block ${formatCount(miss.block_id)}) goes on differently from token ${formatCount(miss.position)} on`];
+  if (miss.text != null) words.push(": ", element("code", "", miss.cached_text), " there, ", element("code", "", miss.text), " here");
+  return [...words, "."];
+}
+
+function waits(all) {
+  const long = all.filter(({ seconds }) => seconds >= SHORT_S);
+  if (!long.length) return "It did not wait.";
+  return `It waited ${long.map(({ reason, seconds }) => `${formatSeconds(seconds)} ${WAITS[reason] ?? reason}`).join(", ")}.`;
+}
+
+function preemption({ at_s: at, reason, for_request_id: other, num_blocks: blocks, num_recomputed_tokens: again }) {
+  const why = reason === "priority" ? "to one of higher priority" : "because blocks ran out";
+  const cost = again == null ? "" : `; ${plural(again, "token")} had to be computed again`;
+  return [`After ${formatSeconds(at)} it gave ${plural(blocks, "block")} back ${why}, to `,
+    element("code", "", shortenId(other)), `${cost}.`];
+}
+
+function memory({ peak_blocks: peak, num_copies: copies }) {
+  const copied = copies ? `; ${plural(copies, "block")} copied` : "";
+  return `It held ${plural(peak, "block")} at most${copied}.`;
+}
+
+function times({ times: taken, num_output_tokens: output, finish_reason: reason }) {
+  if (taken.ttft_s == null) return null;
+  const total = taken.e2e_s == null ? "" : `, ${formatSeconds(taken.e2e_s)} in all`;
+  const end = reason ? `, ended by ${reason}` : "";
+  return `First token after ${formatSeconds(taken.ttft_s)}${total}; ${plural(output, "output token")}${end}.`;
+}
