@@ -144,3 +144,44 @@ def test_repository_without_safetensors_is_refused(pull):
 
     assert code == 1
     assert "holds no safetensors" in document["error"]["message"]
+
+
+def test_a_plan_asks_the_hub_for_the_configuration_alone(hub, tmp_path, answer):
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 1000,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "torch_dtype": "bfloat16",
+    }
+    body = json.dumps(config).encode()
+    headers = {"ETag": f'"{hashlib.sha1(body).hexdigest()}"', "X-Repo-Commit": REVISION}
+    hub.answers["/org/tiny/resolve/main/config.json"] = answer(body, headers=headers)
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    environ = {**kept, "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url}
+    quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
+
+    def plan(*args: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "octavo", "plan", *args, "--memory", "1GiB", "--json"],
+            env={**environ, **quiet, **more},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    first = plan("org/tiny")
+    assert first.returncode == 0, first.stderr
+    document = json.loads(first.stdout)
+    assert document["model"] == "org/tiny"
+    assert document["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 2
+    assert not any("safetensors" in str(path) for path in (tmp_path / "hf").rglob("*"))
+    assert json.loads(plan("org/tiny", HF_HUB_OFFLINE="1").stdout)["model"] == "org/tiny"
+    gone = plan("org/absent")
+    assert gone.returncode == 1
+    assert json.loads(gone.stdout)["error"]["code"] in ("model-not-found", "download-failed")
