@@ -45,6 +45,7 @@ def test_the_card_answers_how_many_fit_and_where_the_memory_goes(octavo):
     ):
         assert words in ran.out, words
     assert all(len(line) <= 96 for line in ran.out.splitlines() if not line.startswith("next:"))
+    assert not re.search(r" $", ran.out, re.MULTILINE)
     assert "\x1b" not in ran.out, "no colour where there is no terminal"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+import click
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -33,6 +34,13 @@ _ADVICE_MARKS = {"change": ("→", "green"), "warning": ("!", "yellow"), "note":
 def print_plan(plan: Plan) -> None:
     """Write the card to stdout."""
     console = Console(highlight=False, width=_width())
+    with console.capture() as card:
+        _draw(console, plan)
+    # Tables are padded to their width; a card that is pasted into a document need not be.
+    click.echo("\n".join(line.rstrip() for line in card.get().splitlines()))
+
+
+def _draw(console: Console, plan: Plan) -> None:
     console.print(_title(plan))
     console.print(_bar(plan, console.width))
     console.print(_memory_table(plan))
