@@ -268,6 +268,34 @@ def test_the_page_reads_a_document_as_it_was_packed(page, local: LocalServer) ->
 
 
 @needs_browser
+def test_the_page_explains_a_further_answer_and_a_near_miss(page, local: LocalServer) -> None:
+    why = {
+        "num_prompt_tokens": 40, "num_output_tokens": 3, "finish_reason": None, "num_copies": 1, "peak_blocks": 4,
+        "hits": {"num_block_tokens": 32, "num_copied_tokens": 0, "num_missed_tokens": 8, "block_ids": [],
+                 "copied_from": []},
+        "near_miss": {"position": 35, "block_id": 7, "text": "<b>", "cached_text": "x"},
+        "waits": [{"reason": "arrival", "seconds": 0.001}, {"reason": "blocks", "seconds": 1.5}],
+        "preemptions": [{"at_s": 2.0, "reason": "blocks", "for_request_id": "other", "num_blocks": 3,
+                         "num_computed_tokens": 40, "num_recomputed_tokens": 9}],
+        "times": {"ttft_s": 1.75, "e2e_s": None},
+    }  # fmt: skip
+    page.goto(local.url)
+    said = page.evaluate(
+        "why => import('./static/explain.js').then(({ sentences }) => sentences(why).map((words) =>"
+        " words.map((word) => word.textContent ?? word).join('')))",
+        why,
+    )
+    assert said == [
+        "32 of 40 prompt tokens were a hit (32 shared with the first answer); 8 computed.",
+        "The nearest cached text (block 7) goes on differently from token 35 on: x there, <b> here.",
+        "It waited 1.50 s for blocks.",
+        "After 2.00 s it gave 3 blocks back because blocks ran out, to other; 9 tokens had to be computed again.",
+        "It held 4 blocks at most; 1 block copied.",
+        "First token after 1.75 s; 3 output tokens.",
+    ]
+
+
+@needs_browser
 def test_the_playground_shows_what_was_a_hit_and_takes_no_markup(page, tiny_model: str) -> None:
     said = "<img src=x onerror=alert(1)> & <b>bold</b>"
     with LocalServer(scripted_llm(tiny_model, lambda index: said)) as server:

@@ -12,7 +12,7 @@ const WAITS = {
   prefix: "for a prefix that another was computing",
   preempted: "after being preempted",
 };
-const SHORT_S = 0.0005;
+const SHORT_S = 0.005;
 
 /** Fills a node with the explanation of a request, or with why there is none. */
 export async function explainInto(node, id) {
@@ -38,15 +38,16 @@ function hits({ hits: found, num_prompt_tokens: prompt }) {
   if (hit === 0) return `None of ${plural(prompt, "prompt token")} were cached: all were computed.`;
   const parts = [];
   if (found.num_block_tokens) {
-    const blocks = found.block_ids[0].filter(Boolean).length;
-    parts.push(`${formatCount(found.num_block_tokens)} in ${plural(blocks, "shared block")}`);
+    const blocks = (found.block_ids[0] ?? []).filter(Boolean).length;
+    const where = blocks ? `in ${plural(blocks, "shared block")}` : "shared with the first answer";
+    parts.push(`${formatCount(found.num_block_tokens)} ${where}`);
   }
   if (found.num_copied_tokens) {
     const sources = found.copied_from.map(formatCount).join(", ");
     parts.push(`${formatCount(found.num_copied_tokens)} copied out of block ${sources}`);
   }
-  return `${formatCount(hit)} of ${plural(prompt, "prompt token")} were a hit: ${parts.join(", ")}. `
-    + `${formatCount(found.num_missed_tokens)} were computed.`;
+  return `${formatCount(hit)} of ${plural(prompt, "prompt token")} were a hit (${parts.join(", ")}); `
+    + `${formatCount(found.num_missed_tokens)} computed.`;
 }
 
 function nearMiss(miss) {
