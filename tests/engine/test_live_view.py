@@ -321,6 +321,20 @@ def test_advice_about_preemptions_ends_them() -> None:
     assert max_num_seqs >= 2, "one request at a time is advice that always works"
 
 
+def test_a_narrower_cache_is_advised_where_it_would_do() -> None:
+    seconds = [Second(second=0, num_preemptions=1, max_request_blocks=10, max_wanting=6)] * 10
+    texts = [
+        next(advise(PoolFacts(num_blocks=40, block_size=16, max_num_seqs=8, narrower=narrower), seconds))
+        for narrower in (None, ("int8", 78), ("int8", 59))
+    ]
+
+    assert [("`--kv-cache-dtype int8`" in text) for text in texts] == [False, True, False]
+    assert texts[1] == (
+        "60 preemptions a minute: the pool is short by up to 20 blocks for requests of up to 10; `--num-blocks 60`, "
+        "`--max-num-seqs 4` or `--kv-cache-dtype int8` ends it"
+    )
+
+
 def test_nothing_is_said_when_there_is_nothing_to_say() -> None:
     assert advice_of(CoreSetup(num_blocks=100, max_num_seqs=8)) == ([], 0)
 

@@ -11,16 +11,21 @@ import gc
 import random
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octavo.config.sources import ask, keyword_source
 from octavo.core.events import RequestArrived, RequestFinished
+from octavo.engine.advice import PoolFacts
 from octavo.engine.messages import OutputDelta
 from octavo.errors import EngineStoppedError, InvalidParameterError, QueueFullError, RequestTooLongError
 from octavo.llm.answer_stream import AnswerStream
+from octavo.llm.async_llm import AsyncLLM
 from octavo.testing.async_rig import AsyncRig, message, take, until
 from octavo.testing.factories import CoreSetup
+from octavo.testing.tiny_models import TinyModel, write_hf_model
 
 DEADLINE_S = 60.0
 
@@ -774,3 +779,20 @@ async def test_records_and_times_of_finished_requests_do_not_pile_up() -> None:
         assert len(rig.llm._explanations) == 1000
         assert len(rig.engine.request_times) <= 1
         assert not rig.llm._thread._queues and not rig.llm._thread._inbox
+
+
+def test_advice_knows_how_many_blocks_a_narrower_cache_would_have(tmp_path: Path) -> None:
+    """Asked of the planner, and then of an engine made that way."""
+    folder = str(write_hf_model(TinyModel(), tmp_path))
+    sized = {"model": folder, "kv_cache_memory": "100KiB", "max_model_len": 64, "threads": 1}
+
+    def facts(**options: object) -> PoolFacts:
+        return AsyncLLM(ask(keyword_source(options)).config).live._facts
+
+    wide = facts(**sized)
+    assert wide.narrower is not None
+    dtype, num_blocks = wide.narrower
+    assert facts(**sized, kv_cache_dtype=dtype).num_blocks == num_blocks > wide.num_blocks
+    assert facts(**sized, kv_cache_dtype="int8").narrower is None
+    del sized["kv_cache_memory"]
+    assert facts(**sized, num_blocks=20).narrower is None

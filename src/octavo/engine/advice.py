@@ -26,14 +26,15 @@ class PoolFacts:
         block_size: Tokens per block.
         max_num_seqs: Seats.
         is_reserved: Whether each request gets a whole run of blocks.
-        is_wide: Whether K/V are held in 32 bits, of which half would do.
+        narrower: The next narrower way to hold keys and values, and the blocks that the pool's bytes would be then;
+            `None` where there is none to recommend, or the pool was sized in blocks.
     """
 
     num_blocks: int
     block_size: int
     max_num_seqs: int
     is_reserved: bool = False
-    is_wide: bool = False
+    narrower: tuple[str, int] | None = None
 
 
 def advise(facts: PoolFacts, seconds: Sequence[Second]) -> Iterator[str]:
@@ -55,8 +56,8 @@ def _end_preemptions(facts: PoolFacts, seconds: Sequence[Second], num_preemption
     options = [f"`--num-blocks {facts.num_blocks + num_short}`"]
     if num_seats < facts.max_num_seqs:
         options.append(f"`--max-num-seqs {num_seats}`")
-    if facts.is_wide and num_wanted <= 2 * facts.num_blocks:
-        options.append("`--kv-cache-dtype f16`")
+    if facts.narrower is not None and num_wanted <= facts.narrower[1]:
+        options.append(f"`--kv-cache-dtype {facts.narrower[0]}`")
     per_minute = max(1, round(60 * num_preemptions / len(seconds)))
     listed = options[0] if len(options) == 1 else f"{', '.join(options[:-1])} or {options[-1]}"
     return (

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from octavo.config.engine import EngineConfig
+from octavo.config.engine import EngineConfig, KVDtype
 from octavo.config.resolved import ResolvedConfig
 from octavo.core.events import Event
 from octavo.core.ports import Clock, Grammar
@@ -40,6 +40,8 @@ from octavo.llm.engine_thread import EngineThread, Health
 from octavo.llm.output_queue import Bell, OutputQueue
 from octavo.models.download import Progress
 from octavo.planner.card import Card
+from octavo.planner.memory import kv_shape
+from octavo.planner.pool import usable_blocks
 from octavo.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -107,7 +109,7 @@ class AsyncLLM:
             parts.engine,
             model=parts.resolved.model,
             block_bytes=parts.resolved.block_bytes,
-            facts=_pool_facts(parts.resolved),
+            facts=_pool_facts(parts),
         )
         for listener in (self._explanations.listen, self.live.listen):
             parts.engine.subscribe(_unless_it_fails(listener))
@@ -302,11 +304,26 @@ def _unless_it_fails(listener: EventListener) -> EventListener:
     return listen
 
 
-def _pool_facts(resolved: ResolvedConfig) -> PoolFacts:
+_NARROWER: dict[KVDtype, KVDtype] = {"f32": "f16", "f16": "int8", "bf16": "int8"}
+"""What advice may recommend; 4 bits cost too much accuracy for that."""
+
+
+def _pool_facts(parts: Assembled) -> PoolFacts:
+    resolved = parts.resolved
     return PoolFacts(
         num_blocks=resolved.num_blocks,
         block_size=resolved.block_size,
         max_num_seqs=resolved.max_num_seqs,
         is_reserved=resolved.kv_allocator == "reserved",
-        is_wide=resolved.kv_cache_dtype == "f32",
+        narrower=_narrower_pool(parts),
     )
+
+
+def _narrower_pool(parts: Assembled) -> tuple[str, int] | None:
+    resolved = parts.resolved
+    dtype = _NARROWER.get(resolved.kv_cache_dtype)
+    # A pool that was asked for in blocks has as many in any form.
+    if dtype is None or "num_blocks" not in resolved.reasons:
+        return None
+    shape = kv_shape(parts.model.spec, kv_dtype=dtype, block_size=resolved.block_size)
+    return dtype, usable_blocks(resolved.kv_pool_bytes, shape.block_bytes)
