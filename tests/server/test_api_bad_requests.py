@@ -179,6 +179,7 @@ RAW = {
     "deep prompt": b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
     "deep objects": b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
     "NaN": b'{"prompt": "hi", "temperature": NaN}',
+    "NaN where nobody looks": b'{"prompt": "hi", "metadata": {"a": NaN}}',
     "Infinity": b'{"prompt": "hi", "temperature": Infinity}',
     "a number beyond doubles": b'{"prompt": "hi", "temperature": 1e400}',
     "a number of many digits": b'{"prompt": "hi", "seed": ' + b"9" * 5000 + b"}",

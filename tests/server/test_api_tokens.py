@@ -117,6 +117,19 @@ def test_a_sequence_begins_once_whichever_way_in(bos_model: Path):
         assert used(prompt="hello", add_special_tokens=False) == len(raw) - 1
 
 
+def test_a_template_without_a_beginning_gets_none(tmp_path: Path, bos_model: Path):
+    """The model's maker decided so, whatever the tokenizer would put before a text."""
+    for file in bos_model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["chat_template"] = config["chat_template"].removeprefix("{{ bos_token }}")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    local = LocalServer(scripted_llm(tmp_path, lambda _: "ok"))
+    with local as server, httpx.Client(base_url=server.url, timeout=30) as client:
+        assert ENDOFTEXT_ID not in ids_of(client, messages=TURNS)
+        assert ids_of(client, prompt="a")[0] == ENDOFTEXT_ID
+
+
 def test_a_model_without_a_template_says_so(tmp_path: Path):
     folder = write_hf_model(TinyModel(), tmp_path)
     config = json.loads((folder / "tokenizer_config.json").read_text())

@@ -295,8 +295,9 @@ def _octavo(*args: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_slow_reader_has_the_time_of_the_drain_to_read_its_answer(tiny_model: str):
     """It reads only after the answer has been computed and the drain is over, and gets all of it."""
-    body = {"prompt": "go", "max_tokens": 900, "ignore_eos": True, "stream": True, "logprobs": 20}
-    with ServerProcess(tiny_model, *SMALL) as server:
+    # About 10 MB: more than the sockets on the way can hold.
+    body = {"prompt": "go", "max_tokens": 900, "ignore_eos": True, "stream": True, "logprobs": 20, "n": 16}
+    with ServerProcess(tiny_model, "--threads", "1", "--num-blocks", "1024", "--max-model-len", "1024") as server:
         host, port = server.url.removeprefix("http://").split(":")
         data = json.dumps(body).encode()
         with socket.socket() as slow:
@@ -315,4 +316,5 @@ def test_a_slow_reader_has_the_time_of_the_drain_to_read_its_answer(tiny_model: 
 
         assert server.wait(30) == 0
 
+    assert len(received) > 6_000_000
     assert b"data: [DONE]" in received[-100:]
