@@ -7,6 +7,7 @@ import re
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -146,6 +147,28 @@ def test_a_missing_key_is_explained(octavo, server: LocalServer) -> None:
 def test_the_key_may_come_from_the_environment(octavo, server: LocalServer, monkeypatch) -> None:
     monkeypatch.setenv("OCTAVO_API_KEY", "secret")
     assert octavo("top", server.url, "--once", "--json").code == 0
+
+
+def test_the_end_of_the_server_is_told(octavo, tmp_path) -> None:
+    llm = scripted_llm(write_hf_model(TinyModel(), tmp_path / "tiny"), lambda index: "words")
+    with LocalServer(llm) as server:
+        timer = threading.Timer(1.0, llm._thread.drain)
+        timer.start()
+        ran = octavo("top", server.url, "--json")
+        timer.join()
+
+    assert ran.code == 1 and "has ended the stream" in ran.err
+    assert len(ran.out.splitlines()) >= 2, "documents, then the error's"
+
+
+def test_answers_to_one_prompt_are_told_apart() -> None:
+    frame = make_frame()
+    views = [
+        replace(view, request_id=f"chatcmpl-0123456789abcdef/{index}")
+        for index, view in enumerate(frame.snapshot.requests)
+    ]
+    text = drawn(make_frame(snapshot=replace(frame.snapshot, requests=tuple(views))).as_dict())
+    assert all(f"chatcmpl-01234567…/{index} " in text for index in range(3))
 
 
 def test_no_server_is_one_clear_error(octavo) -> None:

@@ -57,8 +57,7 @@ async def _follow(url: str, api_key: str | None, *, is_once: bool, output: Outpu
                 console.print(draw(read_live(document), width=min(console.width, 120)))
             if is_once:
                 return
-    if is_once:
-        raise MachineError("the server ended the stream", because="it is stopping")
+    raise MachineError("the server has ended the stream", because="it stops, or drains with nothing left to do")
 
 
 async def _documents(url: str, api_key: str | None) -> AsyncGenerator[Any, None]:

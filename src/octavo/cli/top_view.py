@@ -112,10 +112,10 @@ def _requests(pool: LivePool, width: int, num_rows: int | None) -> Iterator[Rend
     shown = requests[:num_rows]
     tables = {id(one): [block for runs in one["tables"] or () for block in expand(runs)] for one in shown}
     # One scale for all requests, so that their bars can be compared.
-    bar_width = max(10, width - 78)
+    bar_width = max(10, width - 80)
     per_mark = max(1, -(-max([1, *map(len, tables.values())]) // bar_width))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("request", no_wrap=True, max_width=20)
+    table.add_column("request", no_wrap=True, max_width=24)
     table.add_column("state", no_wrap=True)
     for name in ("prompt", "cached", "output", "age"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -123,12 +123,18 @@ def _requests(pool: LivePool, width: int, num_rows: int | None) -> Iterator[Rend
     for one in shown:
         bar = _bar(tables[id(one)], pool.states, per_mark)
         numbers = (f"{one[f'num_{name}_tokens']:,}" for name in ("prompt", "hit", "output"))
-        table.add_row(Text(_plain(one["id"])), _state(one), *numbers, f"{one['age_s']:.1f} s", bar)
+        table.add_row(Text(_short_id(_plain(one["id"]))), _state(one), *numbers, f"{one['age_s']:.1f} s", bar)
     if shown:
         yield table
     num_hidden = len(requests) - len(shown) + pool.document["num_requests_left_out"]
     if num_hidden or not shown:
         yield Text(f"{num_hidden:,} more" if num_hidden else "nothing runs", style="dim")
+
+
+def _short_id(request_id: str) -> str:
+    """Return the beginning of an id, and which of its answers it is."""
+    name, slash, answer = request_id.partition("/")
+    return (f"{name[:17]}…" if len(name) > 18 else name) + slash + answer
 
 
 def _state(request: Mapping[str, Any]) -> Text:
