@@ -55,6 +55,18 @@ def test_tokens_that_count_one_by_one_are_summed_exactly():
     assert lengths.mean_held(float, step=1) == pytest.approx(sum(steps) / len(steps))
 
 
+def test_made_up_lengths_cost_no_more_than_real_ones():
+    calls = []
+
+    def held(num_tokens: int) -> float:
+        calls.append(num_tokens)
+        return num_tokens / 16
+
+    lengths = parse_lengths("1000000000:1000000000")
+    assert lengths.mean_held(held, step=16) == pytest.approx(1.5e9 / 16, rel=1e-3)
+    assert len(calls) < 200_000
+
+
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,4808,10\n2023-11-16 18:17:04.03,3180,8\n"
 MOONCAKE = '{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n'
 SIMULATED = '{"input_toks": 27369, "output_toks": 1626, "arrival_time_ns": 101537000}\n\n'

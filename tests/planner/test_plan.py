@@ -256,6 +256,11 @@ def test_a_shared_prefix_is_held_once():
     assert shared.concurrency_at_lengths == pytest.approx((blocks - 63) / 2)
 
 
+def test_a_shared_prefix_longer_than_the_requests_is_all_of_them():
+    asked = {"model": "llama-3-8b", "device": "h100", "lengths": "100:100", "max_model_len": "8k"}
+    assert plan(**asked, shared_prefix=10**6).concurrency_at_lengths > plan(**asked).concurrency_at_lengths
+
+
 def test_a_reservation_holds_fewer_than_blocks_on_demand():
     asked = {"model": "llama-3-8b", "device": "h100", "max_model_len": "8k", "lengths": "1155:211"}
     paged = plan(**asked)

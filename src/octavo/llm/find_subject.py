@@ -19,7 +19,6 @@ from octavo.models.config import spec_from_hf
 from octavo.models.json_file import read_json
 from octavo.models.load import OpenedModel, open_model
 from octavo.models.local_models import local_path
-from octavo.models.names import tensor_shapes
 from octavo.models.packaged_sizes import PACKAGED_SIZES
 from octavo.models.safetensors_file import read_safetensors_directory
 from octavo.models.shape import ModelShape
@@ -27,7 +26,7 @@ from octavo.models.shape_config import shape_from_hf
 from octavo.models.spec import ModelSpec
 from octavo.models.spec_shape import shape_of_spec
 from octavo.models.tensor_kinds import TensorKind
-from octavo.planner.subject import Subject
+from octavo.planner.subject import Subject, stored_tensors
 
 _STORED: Mapping[str, TensorKind] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
@@ -131,14 +130,13 @@ def _shape_of(opened: OpenedModel, name: str) -> ModelShape:
 def _alias(alias: str) -> Subject:
     sizes = PACKAGED_SIZES[alias]
     spec = spec_from_hf(sizes.config, where=alias, name=alias)
-    stored = {name: sizes.kind_of(name, shape) for name, shape in tensor_shapes(spec).items()}
     return Subject(
         name=alias,
         asked=alias,
         source=f"sizes of {ALIASES[alias].file_name} ({ALIASES[alias].package} {ALIASES[alias].version})",
         shape=shape_from_hf(sizes.config, where=alias, name=alias),
         spec=spec,
-        stored=stored,
+        stored=stored_tensors(spec, sizes.kind_of),
         is_alias=True,
     )
 
@@ -159,6 +157,6 @@ def _published(config: Mapping[str, Any], *, name: str, asked: str, source: str)
         source=source,
         shape=shape,
         spec=spec,
-        stored=dict.fromkeys(tensor_shapes(spec), kind) if spec is not None else {},
+        stored=stored_tensors(spec, lambda _name, _shape: kind) if spec is not None else (),
         octavo_refusal=refusal,
     )

@@ -137,4 +137,13 @@ def buffers_of(op: Op) -> tuple[frozenset[BufferName], frozenset[BufferName]]:
 
 
 def _overlap(one: tuple[Span, ...], other: tuple[Span, ...]) -> bool:
-    return any(a <= d and c <= b for a, b in one for c, d in other)
+    """Whether two buffers are ever alive together; both lists of spans are in order, so one walk tells."""
+    i = j = 0
+    while i < len(one) and j < len(other):
+        if one[i][1] < other[j][0]:
+            i += 1
+        elif other[j][1] < one[i][0]:
+            j += 1
+        else:
+            return True
+    return False

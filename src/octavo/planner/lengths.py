@@ -24,6 +24,7 @@ from octavo.units import parse_count, quote
 _CLASS = re.compile(r"([^:x]+):([^:x]+?)(?:x(\d{1,9}))?")
 _MAX_TOKENS = 2**31 - 1
 _EVEN_STRETCH = 64
+_MOST_STRETCHES = 1 << 14
 
 # Columns of published traces, in pairs: tokens of the prompt, tokens of the answer.
 _NAMES = (
@@ -103,7 +104,7 @@ class Lengths:
             held: What a request of n tokens holds; it changes only where n passes a multiple of `step`, or evenly with
                 every token if that is 1.
         """
-        sums = _StepSums(held, step)
+        sums = _StepSums(held, step, longest=max(each.num_tokens for each in self.classes))
         total = steps = 0.0
         for each in self.classes:
             total += each.weight * (sums.up_to(each.num_tokens) - sums.up_to(each.num_prompt_tokens))
@@ -114,13 +115,15 @@ class Lengths:
 class _StepSums:
     """Sums of `held(1) ... held(n)` in constant time each, by whole stretches of tokens.
 
-    Where every token counts by itself (a step of 1), what is held grows evenly, so a stretch is its middle.
+    Where every token counts by itself (a step of 1), what is held grows evenly, and a stretch is as its middle. So is
+    one of many steps, which bounds the work for a length that somebody made up.
     """
 
-    def __init__(self, held: Callable[[int], float], step: int) -> None:
+    def __init__(self, held: Callable[[int], float], step: int, *, longest: int) -> None:
         self._held = held
-        self._is_even = step == 1
-        self._stretch = _EVEN_STRETCH if self._is_even else step
+        most = -(-longest // _MOST_STRETCHES)
+        self._is_even = step == 1 or step < most
+        self._stretch = max(_EVEN_STRETCH, most) if self._is_even else step
         self._sums = [0.0]
 
     def up_to(self, num_tokens: int) -> float:

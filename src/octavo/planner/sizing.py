@@ -176,7 +176,8 @@ class Sizing:
         """Return the requests that the pool holds at once on average, when each is at a random step of its answer."""
         if self.is_reserved:
             return float(self.reserved_concurrency)
-        shared = self.kv.blocks_shared(shared_tokens) if self.is_caching else 0
+        longest = max(each.num_tokens for each in lengths.classes)
+        shared = self.kv.blocks_shared(min(shared_tokens, longest - 1)) if self.is_caching else 0
 
         def held(num_tokens: int) -> int:
             return max(1, self.kv.blocks_for(num_tokens) - min(shared, self.kv.blocks_shared(num_tokens - 1)))

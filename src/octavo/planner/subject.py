@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
 from octavo.config.engine import EngineConfig
@@ -13,6 +14,7 @@ from octavo.models.held_kinds import held_kind
 from octavo.models.kv_groups import make_kv_groups
 from octavo.models.load import OpenedModel
 from octavo.models.names import tensor_shapes
+from octavo.models.program import Program
 from octavo.models.shape import Layer, LayerKV, ModelShape
 from octavo.models.spec import ModelSpec
 from octavo.models.tensor_kinds import TensorKind, row_bytes
@@ -70,7 +72,7 @@ class Subject:
         shape: What counting needs.
         opened: The files, where they are on this disk and Octavo runs them.
         spec: What Octavo needs, where it runs the architecture.
-        stored: For each of the spec's tensors how the published file stores it, where that file is not here.
+        stored: The spec's tensors as the published file stores them, where that file is not here.
         octavo_refusal: Why Octavo does not run it.
         stored_bytes: Of all tensors, as the files store them; 0 where there are no files.
         stored_source: Where that was read.
@@ -83,7 +85,7 @@ class Subject:
     shape: ModelShape
     opened: OpenedModel | None = None
     spec: ModelSpec | None = None
-    stored: Mapping[str, TensorKind] = field(default_factory=dict, hash=False)
+    stored: tuple[StoredTensors, ...] = ()
     octavo_refusal: OctavoError | None = None
     stored_bytes: int = 0
     stored_source: str = ""
@@ -152,28 +154,58 @@ class Subject:
         return _facts_from_spec(self.spec, self.stored, config, native_refusal=native_refusal)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredTensors:
+    """Tensors of one shape that a file stores alike: a model of experts has tens of thousands.
+
+    Args:
+        name: Of one of them.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: TensorKind
+    count: int
+
+
+def stored_tensors(spec: ModelSpec, kind_of: Callable[[str, tuple[int, ...]], TensorKind]) -> tuple[StoredTensors, ...]:
+    """Count the tensors of a model by shape and by how a file that is not here stores them."""
+    counts: dict[tuple[tuple[int, ...], TensorKind], tuple[str, int]] = {}
+    for name, shape in tensor_shapes(spec).items():
+        key = (shape, kind_of(name, shape))
+        first, count = counts.get(key, (name, 0))
+        counts[key] = (first, count + 1)
+    return tuple(StoredTensors(name, shape, kind, count) for (shape, kind), (name, count) in counts.items())
+
+
 def _facts_from_spec(
-    spec: ModelSpec, stored: Mapping[str, TensorKind], config: EngineConfig, *, native_refusal: str
+    spec: ModelSpec, stored: tuple[StoredTensors, ...], config: EngineConfig, *, native_refusal: str
 ) -> ModelFacts:
     """Count the weights of a model whose files are not here, as they would be held once they are."""
     if config.runner == "reference" or native_refusal:
         num_bytes, words = 4 * spec.num_parameters, "f32, in which the reference computes"
     else:
         dtype = "stored" if config.weight_dtype == "auto" else config.weight_dtype
-        shapes = tensor_shapes(spec)
-        kinds = {name: held_kind(name, shape, stored[name], dtype) for name, shape in shapes.items()}
+        held = [(each, held_kind(each.name, each.shape, each.kind, dtype)) for each in stored]
         num_bytes = sum(
-            prod(shape[:-1]) * row_bytes(kinds[name], shape[-1], tensor=name) for name, shape in shapes.items()
+            each.count * prod(each.shape[:-1]) * row_bytes(kind, each.shape[-1], tensor=each.name)
+            for each, kind in held
         )
-        words = " and ".join(sorted({kinds[name] for name, shape in shapes.items() if len(shape) > 1}))
+        words = " and ".join(sorted({kind for each, kind in held if len(each.shape) > 1}))
         words += ", as published" if dtype == "stored" else ""
     return ModelFacts(
         spec=spec,
-        program=emit_decoder(spec),
+        program=_program_of(spec),
         weight_bytes=num_bytes,
         weights_as=words,
         native_refusal=native_refusal,
     )
+
+
+@lru_cache(maxsize=8)
+def _program_of(spec: ModelSpec) -> Program:
+    """Return a model's program; made once for all levers of a plan."""
+    return emit_decoder(spec)
 
 
 def _spec_windows(spec: ModelSpec) -> list[int | None]:
