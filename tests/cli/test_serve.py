@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from octavo.cli.server_options import read_config_file, server_options
+from octavo.cli.server_options import server_options
 from octavo.config.sources import AskedConfig
 from octavo.errors import InvalidParameterError, MachineError
 from octavo.server.settings import SERVER_OPTIONS, ServerSettings
@@ -50,7 +50,7 @@ def test_a_flag_wins_over_a_variable_a_variable_over_the_file_and_the_file_over_
     assert (asked.config.seed, asked.config.max_model_len) == (9, 100)
     assert settings.api_key == ("a", "b")
     assert settings.drain_timeout == 25.0
-    assert asked.origins["max_model_len"] == "max-model-len"
+    assert asked.origins["max_model_len"] == "octavo.toml: max-model-len"
 
 
 def test_repeatable_options_are_lists_in_every_place(read, tmp_path: Path):
@@ -93,7 +93,7 @@ def test_a_bad_value_is_named_as_it_was_spelt(read, args: tuple[str, ...], param
     assert caught.value.param in (param, param.lstrip("-"))
 
 
-def test_a_file_is_read_strictly(tmp_path: Path):
+def test_a_file_is_read_strictly(read, tmp_path: Path):
     file = tmp_path / "octavo.toml"
     for text, words in (
         ("prot = 1", "did you mean 'port'"),
@@ -102,9 +102,9 @@ def test_a_file_is_read_strictly(tmp_path: Path):
     ):
         file.write_text(text)
         with pytest.raises(InvalidParameterError, match=words):
-            read_config_file(str(file))
+            read("--config", str(file))
     with pytest.raises(MachineError, match="cannot be read"):
-        read_config_file(str(tmp_path / "missing"))
+        read("--config", str(tmp_path / "missing"))
 
 
 def test_every_setting_has_a_flag_a_variable_and_help():

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import difflib
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from octavo.cli.options import Command, table_options
-from octavo.config.engine import OPTIONS, find_option
-from octavo.config.option import Option, did_you_mean
+from octavo.config.config_file import read_config_file
+from octavo.config.engine import OPTIONS
+from octavo.config.option import Option
 from octavo.config.sources import Source, ask, environment_source
-from octavo.errors import InvalidParameterError, MachineError
+from octavo.errors import InvalidParameterError
 from octavo.server.settings import SERVER_OPTIONS, ServerSettings
 
 CONFIG_FILE = Option(
@@ -47,39 +47,11 @@ def _read(flags: Source) -> Mapping[str, Any]:
     engine_environ = {name: value for name, value in environ.items() if name not in _env_names()}
     weaker = []
     if config is not None:
-        weaker.append(read_config_file(CONFIG_FILE.read(config[0], param=config[1])))
+        path = Path(CONFIG_FILE.read(config[0], param=config[1]))
+        weaker.append(read_config_file(path, (*OPTIONS, *SERVER_OPTIONS)))
     engine = [_only(flags, is_server=False), environment_source(engine_environ)]
     engine += [_only(each, is_server=False) for each in weaker]
     return {"asked": ask(*engine), "settings": _settings([*sources, *weaker])}
-
-
-def read_config_file(name: str) -> Source:
-    """Read options from a TOML file; dashes and underscores are the same.
-
-    Raises:
-        MachineError: the file cannot be read.
-        InvalidParameterError: it is no TOML, or names something that is no option.
-    """
-    try:
-        document = tomllib.loads(Path(name).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MachineError(f"{name}: cannot be read", because=str(error.strerror)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidParameterError(f"{name} is no TOML: {error}", param="--config") from error
-    values: dict[str, object] = {}
-    spellings: dict[str, str] = {}
-    for key, value in document.items():
-        option = _find(key.replace("-", "_"))
-        if option is None or option is CONFIG_FILE:
-            known = tuple(each.name for each in (*OPTIONS, *SERVER_OPTIONS))
-            raise InvalidParameterError(
-                f"{name}: there is no such option", param=key, hints=did_you_mean(key.replace("-", "_"), known)
-            )
-        if option.name in values:
-            raise InvalidParameterError(f"{name}: says the same as {spellings[option.name]}", param=key)
-        values[option.name] = value
-        spellings[option.name] = key
-    return Source(name=name, values=values, spellings=spellings)
 
 
 def _environment(environ: Mapping[str, str]) -> Source:
@@ -102,10 +74,6 @@ def _environment(environ: Mapping[str, str]) -> Source:
 
 def _env_names() -> Sequence[str]:
     return [each.env for each in _BY_NAME.values()]
-
-
-def _find(name: str) -> Option | None:
-    return find_option(name) or _BY_NAME.get(name)
 
 
 def _only(source: Source, *, is_server: bool) -> Source:
