@@ -363,6 +363,13 @@ def test_the_plan_tab_draws_a_plan(page, tiny_model: str) -> None:
         page.wait_for_selector("#plan-form button:not([disabled])")
         assert "at once" in page.inner_text(".verdict")
         assert page.locator(".levers tbody tr").count() > 0
+        page.select_option("select[name=model]", "meta-llama/Llama-3.1-70B")
+        page.select_option("select[name=device]", "h100-sxm")
+        for name, value in (("devices", "4"), ("memory", ""), ("lengths", "1155:211"), ("target_concurrency", "200")):
+            page.fill(f"input[name={name}]", value)
+        page.click("#plan-form button")
+        page.wait_for_selector("#plan-result h2:has-text('What holds 200 requests at once')")
+        assert "NVIDIA H100" in page.inner_text("#plan-result .note >> nth=0")
         page.fill("input[name=memory]", "24")
         page.click("#plan-form button")
         page.wait_for_selector("#plan-result .error")

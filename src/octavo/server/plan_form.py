@@ -30,6 +30,7 @@ FIELDS = (
     "max_num_seqs",
     "lengths",
     "shared_prefix",
+    "itl",
     "target_concurrency",
     "engine",
 )

@@ -1,7 +1,7 @@
 // What would fit: a form made from the server's option table, and the answer as a memory bar and a table of levers.
 
 import { errorText, request } from "./connection.js";
-import { $, element, formatBytes, formatCount, formatNumber, plural } from "./format.js";
+import { $, element, formatBytes, formatCount, formatNumber, formatSeconds, plural } from "./format.js";
 
 const PARTS = [
   ["weights", "weight_bytes"],
@@ -69,13 +69,14 @@ function field({ name, label, help, choices, value, placeholder }) {
 }
 
 function draw(plan) {
-  return [memoryCard(plan), leversCard(plan), sourcesCard(plan)].filter(Boolean);
+  return [memoryCard(plan), targetsCard(plan), leversCard(plan), sourcesCard(plan)].filter(Boolean);
 }
 
 function memoryCard(plan) {
   const card = element("section", "card");
   const where = plan.device ? `${plan.num_devices > 1 ? `${plan.num_devices} × ` : ""}${plan.device}` : "this machine";
-  const head = element("div", "card-head", element("h2", "", plan.model), element("p", "note", `${plan.engine}, ${where}`));
+  const scope = plan.num_devices > 1 ? "; sizes of one" : "";
+  const head = element("div", "card-head", element("h2", "", plan.model), element("p", "note", `${plan.engine}, ${where}${scope}`));
   card.append(head, element("p", "verdict", verdict(plan)));
   const bar = element("div", "membar");
   PARTS.forEach(([, key], index) => {
@@ -115,6 +116,7 @@ function figures(plan) {
     ["longest request", plural(plan.longest_fitting_len, "token")],
     ["without paging", `${plural(plan.reserved_concurrency, "request")} at once, each with room for ${formatCount(plan.max_model_len)} tokens`],
     ["as large as the weights", `the KV cache of ${plural(plan.kv_tokens_like_weights, "token")}`],
+    ["speed", speed(plan.ceilings)],
     ["next", plan.next_command],
   ];
   const list = element("dl", "facts");
@@ -125,24 +127,48 @@ function figures(plan) {
   return list;
 }
 
+function speed(ceilings) {
+  if (!ceilings) return "";
+  const step = `a step of all that fit takes ${formatSeconds(ceilings.memory_step_s)}, bound by ${ceilings.bound}`;
+  if (ceilings.device_requests == null) return step;
+  return `${plural(ceilings.device_requests, "request")} within ${formatSeconds(ceilings.itl_s)} a token; ${step}`;
+}
+
+/** What would hold the asked number of requests at once. */
+function targetsCard(plan) {
+  if (!plan.targets.length) return null;
+  const body = element("tbody");
+  for (const target of plan.targets) {
+    const flags = Object.entries(target.options).map(([name, value]) => `--${name.replaceAll("_", "-")} ${value}`).join(" ");
+    const copies = target.num_copies > 1 ? `${formatCount(target.num_copies)} copies of the model` : "";
+    body.append(element("tr", "", element("td", "", target.name), element("td", "", element("code", "", flags)),
+      element("td", "", copies), element("td", "n", formatNumber(target.concurrency))));
+  }
+  const table = element("table", "levers", body);
+  return element("section", "card",
+    element("div", "card-head", element("h2", "", `What holds ${plural(plan.target_concurrency, "request")} at once`)),
+    element("div", "scroll", table));
+}
+
 function leversCard(plan) {
   if (!plan.levers.length) return null;
   const atLengths = plan.levers.some((lever) => lever.concurrency_at_lengths != null);
   const heads = ["change", "per token", "tokens in the pool", "requests at once", ""];
   const body = element("tbody");
-  const most = Math.max(...plan.levers.map((lever) => lever.gain_ratio), 1);
-  for (const lever of plan.levers) {
-    const requests = atLengths ? lever.concurrency_at_lengths : lever.max_concurrency;
+  const requestsOf = (each) => (atLengths ? each.concurrency_at_lengths : each.max_concurrency) ?? 0;
+  const gains = plan.levers.map((lever) => requestsOf(lever) / Math.max(1e-9, requestsOf(plan)));
+  const most = Math.max(...gains, 1);
+  plan.levers.forEach((lever, index) => {
     const bar = element("span", "gain", element("i"));
-    bar.firstChild.style.width = `${(lever.gain_ratio / most) * 100}%`;
+    bar.firstChild.style.width = `${(gains[index] / most) * 100}%`;
     const name = element("td", "", lever.name);
     if (lever.options) name.append(element("br"), element("code", "", lever.options));
     body.append(element("tr", lever.options ? "" : "hypothetical", name,
       element("td", "n", formatBytes(lever.kv_bytes_per_token)),
       element("td", "n", formatCount(lever.pool_tokens)),
-      element("td", "n", formatNumber(requests)),
-      element("td", "", bar, ` ×${formatNumber(lever.gain_ratio)}`)));
-  }
+      element("td", "n", formatNumber(requestsOf(lever))),
+      element("td", "", bar, ` ×${formatNumber(gains[index])}`)));
+  });
   const head = element("tr", "", ...heads.map((words, index) => element("th", index && index < 4 ? "n" : "", words)));
   const table = element("table", "levers", element("thead", "", head), body);
   const note = atLengths ? "requests of the asked lengths" : `requests of ${plural(plan.max_model_len, "token")}`;
