@@ -218,6 +218,13 @@ def test_spellings_of_other_engines_mean_the_same():
         assert again.num_blocks == ours.num_blocks
 
 
+def test_steps_too_large_for_a_device_do_not_fit_and_are_no_bug_of_ours():
+    asked = {"model": "gpt2", "device": "a100-40gb", "engine": "sglang", "max_num_batched_tokens": "32k"}
+    refused = plan(**asked)
+    assert not refused.fits
+    assert refused.usable_memory_bytes == 0
+
+
 def test_without_graphs_nothing_is_set_aside_for_them():
     asked = {"model": "llama-3-8b", "device": "h100", "engine-version": "0.22"}
     assert plan(**asked, enforce_eager=True).overhead_bytes < plan(**asked).overhead_bytes

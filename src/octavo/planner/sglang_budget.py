@@ -85,4 +85,5 @@ def _default_share(case: BudgetCase, *, chunk: int, graph_batch: int) -> float:
     reserved_mib += settings.tensor_parallel_size * settings.pipeline_parallel_size / 8 * 1024
     if memory_mib > 60 * 1024:
         reserved_mib = max(reserved_mib, 10 * 1024)
-    return round((memory_mib - reserved_mib) / memory_mib, 3)
+    # Where steps are too large for the device nothing is left for weights, and SGLang refuses to start.
+    return max(0.0, round((memory_mib - reserved_mib) / memory_mib, 3))
