@@ -15,10 +15,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from octavo.llm.http_stream import parse_url
 from octavo.llm.offline import LLM
 from octavo.server.settings import ServerSettings
 from octavo.testing.known_load import KnownAnswer, KnownRequest, check_load, compute_alone, random_requests
-from octavo.testing.load_client import Heard, hear, parse_url, send_all
+from octavo.testing.load_client import Heard, hear, send_all
 from octavo.testing.nginx import Nginx, find_nginx
 from octavo.testing.scripted_llm import LocalServer, ScriptedLLM, scripted_llm
 from octavo.testing.server_process import SMALL, ServerProcess, free_port

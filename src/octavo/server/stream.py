@@ -91,7 +91,8 @@ class EventStream(Response):
                 next_event = None
                 await send({"type": "http.response.body", "body": data.encode(), "more_body": True})
         finally:
-            if next_event is not None and not next_event.done():
+            if next_event is not None:
+                # Also if it is done, and failed or at the end just as the client left: nobody else looks at it.
                 next_event.cancel()
                 with contextlib.suppress(BaseException):
                     await next_event
