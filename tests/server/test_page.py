@@ -353,6 +353,23 @@ def test_a_key_is_asked_for_until_it_is_right(page, tiny_model: str) -> None:
 
 
 @needs_browser
+def test_a_tenant_is_told_that_the_view_is_closed_and_can_chat(page, tiny_model: str) -> None:
+    settings = ServerSettings(api_key=("one", "two"))
+    with LocalServer(scripted_llm(tiny_model, lambda index: "words"), settings) as server:
+        page.goto(server.url)
+        page.wait_for_selector("#key-dialog[open]")
+        page.fill("#key", "one")
+        page.press("#key", "Enter")
+        page.wait_for_selector("#status[data-state=lost]")
+        assert "operator" in page.inner_text("#status")
+        page.click("#tab-playground")
+        page.fill("#message", "hello")
+        page.press("#message", "Enter")
+        page.wait_for_selector(".turn-facts")
+        assert "words" in page.inner_text(".turn.assistant")
+
+
+@needs_browser
 def test_the_plan_tab_draws_a_plan(page, tiny_model: str) -> None:
     with LocalServer(scripted_llm(tiny_model, lambda index: "words")) as server:
         page.goto(server.url)

@@ -43,6 +43,7 @@ followLive(
   (state, words) => {
     $("status").dataset.state = state;
     setText($("status").lastElementChild, words);
+    $("status").title = words;
   },
 );
 

@@ -11,14 +11,17 @@ export async function followLive(onLive, onState) {
   for (;;) {
     try {
       const response = await request("live");
-      if (!response.ok) throw new Error(await errorText(response));
-      for await (const { event, data } of readEvents(response)) {
-        if (event !== "kv") continue;
-        failures = 0;
-        onState("live", "live");
-        onLive(unpack(JSON.parse(data)));
+      if (response.ok) {
+        for await (const { event, data } of readEvents(response)) {
+          if (event !== "kv") continue;
+          failures = 0;
+          onState("live", "live");
+          onLive(unpack(JSON.parse(data)));
+        }
+        onState("lost", "reconnecting");
+      } else {
+        onState("lost", await errorText(response));
       }
-      onState("lost", "reconnecting");
     } catch {
       onState("lost", "no connection");
     }

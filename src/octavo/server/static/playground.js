@@ -62,6 +62,8 @@ export class Playground {
 
   /** Streams one answer into a turn and returns its text. */
   async stream(turn, signal) {
+    // The live view names the model; who may not see it has to ask.
+    this.model ??= (await (await request("v1/models", { signal })).json()).data[0].id;
     const start = performance.now();
     const response = await request("v1/chat/completions", {
       method: "POST",
