@@ -82,7 +82,6 @@ class MetricsFold:
     """
 
     def __init__(self) -> None:
-        self.num_running = 0
         self.num_waiting = dict.fromkeys(WAIT_REASONS, 0)
         self.num_finished: dict[FinishReason, int] = dict.fromkeys(get_args(FinishReason), 0)
         self.num_rejected = dict.fromkeys(REJECT_REASONS, 0)
@@ -112,6 +111,11 @@ class MetricsFold:
         self.request_prompt_tokens = Histogram(TOKEN_COUNTS)
         self.request_output_tokens = Histogram(TOKEN_COUNTS)
         self._unfinished: dict[RequestId, _Unfinished] = {}
+        self._running: dict[RequestId, _Unfinished] = {}
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
 
     def take(self, events: Sequence[Event], times: Mapping[RequestId, RequestTimes], *, block_size: int) -> None:
         """Fold events, and the times of the requests that they and the last step concern.
@@ -132,9 +136,10 @@ class MetricsFold:
                     self.eviction_idle_steps.observe(event.idle_steps)
                 case _:
                     self._take_request_event(event)
-        for request_id, unfinished in self._unfinished.items():
-            if unfinished.wait_reason is None and request_id in times:
-                self._take_tokens(unfinished, times[request_id])
+        # Running ones only: thousands may wait, and this is done twice a step.
+        for request_id, running in self._running.items():
+            if request_id in times:
+                self._take_tokens(running, times[request_id])
 
     def reject(self, reason: str) -> None:
         """Count a request that the engine never saw; `reason` is one of `REJECT_REASONS`."""
@@ -164,19 +169,19 @@ class MetricsFold:
 
     def _wait(self, request_id: RequestId, reason: str) -> None:
         unfinished = self._unfinished[request_id]
-        self._leave(unfinished)
+        self._leave(request_id, unfinished)
         unfinished.wait_reason = reason
         self.num_waiting[reason] += 1
 
     def _run(self, request_id: RequestId) -> None:
-        unfinished = self._unfinished[request_id]
-        self._leave(unfinished)
+        unfinished = self._running[request_id] = self._unfinished[request_id]
+        assert unfinished.wait_reason is not None, "it runs already"
+        self.num_waiting[unfinished.wait_reason] -= 1
         unfinished.wait_reason = None
-        self.num_running += 1
 
-    def _leave(self, unfinished: _Unfinished) -> None:
+    def _leave(self, request_id: RequestId, unfinished: _Unfinished) -> None:
         if unfinished.wait_reason is None:
-            self.num_running -= 1
+            del self._running[request_id]
         else:
             self.num_waiting[unfinished.wait_reason] -= 1
 
@@ -231,7 +236,7 @@ class MetricsFold:
         if times is not None:
             self._take_tokens(unfinished, times)
             self._take_times(times)
-        self._leave(unfinished)
+        self._leave(event.request_id, unfinished)
         self.num_finished[event.reason] += 1
         self.request_output_tokens.observe(event.num_output_tokens)
         if not self._unfinished:
