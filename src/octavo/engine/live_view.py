@@ -13,8 +13,8 @@ from octavo.core.events import (
     BlockCopied,
     Event,
     RequestAdmitted,
-    RequestArrived,
     RequestFinished,
+    RequestForked,
     RequestPreempted,
     StepScheduled,
 )
@@ -80,9 +80,11 @@ class LiveView:
                 num_following += self._take_end(event, second, now_s)
             self._held.take(event)
             match event:
-                case RequestArrived():
+                case RequestForked():
                     self._num_tokens_seen[event.request_id] = 0
                 case RequestAdmitted():
+                    # Not on arrival: a long queue would be gone through in every step.
+                    self._num_tokens_seen.setdefault(event.request_id, 0)
                     self._take_admission(event, second, now_s)
                 case RequestPreempted():
                     second.num_preemptions += event.reason == "blocks"
