@@ -263,6 +263,14 @@ def test_a_shared_prefix_is_held_once():
     assert shared.concurrency_at_lengths == pytest.approx((blocks - 63) / 2)
 
 
+def test_reservations_ignore_windows_and_fit_only_what_they_hold():
+    asked = {"model": "gemma-3-12b-it", "device": "a100-80gb"}
+    paged, reserved = plan(**asked), plan(**asked, kv_allocator="reserved", max_model_len="auto")
+    assert paged.longest_fitting_len > reserved.longest_fitting_len >= 1
+    assert reserved.max_concurrency == 1
+    assert not plan(**asked, kv_allocator="reserved").fits
+
+
 def test_a_shared_prefix_longer_than_the_requests_is_all_of_them():
     asked = {"model": "llama-3-8b", "device": "h100", "lengths": "100:100", "max_model_len": "8k"}
     assert plan(**asked, shared_prefix=10**6).concurrency_at_lengths > plan(**asked).concurrency_at_lengths

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from octavo.errors import CapacityError, InvalidParameterError
+from octavo.planner.block_counts import longest_fitting
 from octavo.planner.calibrate import Calibration
 from octavo.planner.devices import Device
 from octavo.planner.engine_budget import EngineBudget, EngineSettings, OtherEngine
@@ -22,9 +23,14 @@ from octavo.units import GIB, cdiv, format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOutKVCosts:
-    """Implements `KVCosts` with another engine's layout."""
+    """Implements `KVCosts` with another engine's layout.
+
+    Args:
+        is_reserved: A request holds a contiguous run for all its tokens, windows or not.
+    """
 
     layout: KVLayout
+    is_reserved: bool = False
 
     @property
     def block_size(self) -> int:
@@ -57,7 +63,7 @@ class LaidOutKVCosts:
         )
 
     def blocks_for(self, num_tokens: int) -> int:
-        return self.layout.blocks_for(num_tokens)
+        return self.blocks_reserved(num_tokens) if self.is_reserved else self.layout.blocks_for(num_tokens)
 
     def blocks_reserved(self, num_tokens: int) -> int:
         return self.layout.blocks_reserved(num_tokens)
@@ -66,6 +72,8 @@ class LaidOutKVCosts:
         return self.layout.blocks_shared(num_tokens)
 
     def longest(self, num_blocks: int, limit: int) -> int:
+        if self.is_reserved:
+            return longest_fitting(self.blocks_reserved, num_blocks, step=self.block_size, limit=limit)
         return self.layout.longest(num_blocks, limit)
 
     def pool_tokens(self, num_blocks: int, max_model_len: int) -> int:
@@ -124,7 +132,7 @@ def size_other(
         max_num_batched_tokens=budget.max_num_batched_tokens,
         is_caching=question.enable_prefix_caching,
     )
-    kv = LaidOutKVCosts(layout=layout)
+    kv = LaidOutKVCosts(layout=layout, is_reserved=question.kv_allocator == "reserved")
     pool, refusal = _pool(question, budget, layout)
     num_blocks = usable_blocks(max(0, pool.value_bytes), layout.block_bytes)
     sizing = Sizing(
@@ -148,7 +156,7 @@ def size_other(
         max_num_batched_tokens=budget.max_num_batched_tokens,
         kv_dtype=layout.kv_format.name,
         weights_as=weights_as,
-        is_caching=question.enable_prefix_caching,
+        is_caching=question.enable_prefix_caching and not kv.is_reserved,
         is_reserved=question.kv_allocator == "reserved",
         reasons={},
         refusal=refusal,
