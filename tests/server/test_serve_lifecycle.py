@@ -97,7 +97,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_process_with_its_error(tmp_path:
 
 def test_a_drain_lets_running_answers_end_and_takes_no_new_ones(tiny_model: str):
     with slow_server(tiny_model) as server:
-        streams = [OpenStream(server.url, {**ENDLESS, "max_tokens": 60}) for _ in range(3)]
+        streams = [OpenStream(server.url, {**ENDLESS, "max_tokens": 300}) for _ in range(3)]
         server.signal(signal.SIGTERM)
         ready = server.wait_for(lambda: (got := httpx.get(f"{server.url}/ready")).status_code == 503 and got)
         refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
