@@ -36,7 +36,8 @@ from octavo.engine.messages import EngineRequest, OutputDelta
 from octavo.errors import EngineStoppedError, OctavoError
 from octavo.llm.answer_stream import AnswerStream
 from octavo.llm.assemble import Assembled, assemble
-from octavo.llm.engine_thread import EngineThread, Health
+from octavo.llm.engine_thread import EngineThread
+from octavo.llm.health import Health
 from octavo.llm.output_queue import Bell, OutputQueue
 from octavo.models.download import Progress
 from octavo.planner.card import Card

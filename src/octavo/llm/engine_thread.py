@@ -26,6 +26,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.messages import EngineRequest, OutputDelta
 from octavo.engine.rates import RateWindow
 from octavo.errors import EngineStoppedError, OctavoError, QueueFullError
+from octavo.llm.health import Health
 from octavo.llm.output_queue import Bell, OutputQueue
 
 MAX_FAILED_STEPS = 3
@@ -36,29 +37,6 @@ DEFAULT_RETRY_AFTER_S = 5
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
-    """How an engine is.
-
-    Args:
-        is_alive: Its thread runs and has not given up.
-        is_stalled: Work is pending and no step has ended for longer than `stall_s`.
-        is_draining: It ends what it has and takes nothing new.
-        num_running: Answers being computed.
-        num_waiting: Answers accepted and not being computed.
-        last_step_age_s: Seconds since the last step ended, or since there has been work; 0 when idle.
-        failure: What it died of.
-    """
-
-    is_alive: bool
-    is_stalled: bool
-    is_draining: bool
-    num_running: int
-    num_waiting: int
-    last_step_age_s: float
-    failure: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
