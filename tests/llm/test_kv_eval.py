@@ -31,16 +31,20 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def evaluation(folder) -> KVEvaluation:
     evaluator = KVEvaluator(EngineConfig(model=str(folder), weight_dtype="f32"), bundled_text(), max_tokens=NUM_TOKENS)
-    return evaluator.evaluate(("f32", "f16", "bf16"))
+    return evaluator.evaluate(("f32", "f16", "bf16", "int8", "fp8_e4m3", "int4"))
 
 
 def test_exact_keys_and_values_cost_nothing_and_fewer_bits_cost_more(evaluation):
-    exact, half, brain = evaluation.variants
+    exact, half, brain, *quantised = evaluation.variants
 
     assert (exact.whole.kl_mean, exact.whole.kl_p99, exact.whole.top1_agreement_ratio) == (0.0, 0.0, 1.0)
     assert exact.whole.perplexity == exact.whole.exact_perplexity
     assert 0.0 < half.whole.kl_mean < brain.whole.kl_mean < 0.01
     assert exact.bytes_per_token == 2 * half.bytes_per_token == 2 * brain.bytes_per_token
+    # Two layers, two KV heads of width 16, keys and values: 8 rows a token, each with a scale of 2 bytes.
+    assert [each.bytes_per_token for each in quantised] == [8 * (16 + 2), 8 * (16 + 2), 8 * (8 + 2)]
+    int8, fp8, int4 = (each.whole.kl_mean for each in quantised)
+    assert brain.whole.kl_mean < int8 < fp8 < int4
 
 
 def test_perplexity_is_that_of_a_model_without_a_cache(folder, evaluation):
@@ -63,11 +67,12 @@ def test_buckets_cover_every_position_once_up_to_the_end(evaluation):
 
 
 def test_the_smallest_variant_within_the_budget_is_recommended(evaluation):
-    exact, half, brain = evaluation.variants
+    exact, half, brain = evaluation.variants[:3]
 
-    assert recommend(evaluation, brain.whole.kl_mean) is half, "equal bytes: the nearer one"
+    assert recommend(replace(evaluation, variants=(exact, half, brain)), 1.0) is half, "equal bytes: the nearer one"
     assert recommend(evaluation, half.whole.kl_mean) is half
     assert recommend(evaluation, half.whole.kl_mean / 2) is exact
+    assert recommend(evaluation, 100.0).kv_cache_dtype == "int4"
     assert recommend(replace(evaluation, variants=(half, brain)), 0.0) is None
 
 

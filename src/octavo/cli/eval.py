@@ -14,7 +14,7 @@ COMMANDS = {"kv": LazyCommand("octavo.cli.eval_kv", "What a smaller KV cache cos
     cls=OctavoGroup,
     lazy=COMMANDS,
     context_settings=CONTEXT,
-    examples=("octavo eval kv --kv-cache-dtype f16,bf16",),
+    examples=("octavo eval kv --kv-cache-dtype f16,int8",),
 )
 def command() -> None:
     """Measure quality on text."""

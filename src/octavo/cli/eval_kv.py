@@ -33,7 +33,7 @@ def _read_dtypes(_ctx: click.Context, _parameter: click.Parameter, text: str) ->
     dtypes = tuple(dict.fromkeys(option.read(word, param="--kv-cache-dtype") for word in words))
     if not dtypes or "auto" in dtypes:
         raise InvalidParameterError(
-            f"{text!r} is not a list of dtypes", param="--kv-cache-dtype", hints=("`--kv-cache-dtype f16,bf16`",)
+            f"{text!r} is not a list of dtypes", param="--kv-cache-dtype", hints=("`--kv-cache-dtype f16,int8`",)
         )
     return dtypes
 
@@ -46,13 +46,13 @@ def _read_tokens(_ctx: click.Context, _parameter: click.Parameter, text: str | N
     "kv",
     cls=OctavoCommand,
     examples=(
-        "octavo eval kv --kv-cache-dtype f16,bf16 --max-tokens 2k",
+        "octavo eval kv --kv-cache-dtype int8,int4 --max-tokens 2k",
         "octavo eval kv --budget-kl 0.01 --report kv.html",
     ),
 )
 @table_options(_ENGINE_OPTIONS, lambda flags: {"asked": ask(flags, environment_source(os.environ))})
 @click.option("--kv-cache-dtype", "dtypes", cls=GroupedOption, group="Variants", metavar="LIST",
-              default="f16,bf16", show_default=True, callback=_read_dtypes,
+              default="f16,int8,fp8_e4m3,int4", show_default=True, callback=_read_dtypes,
               help="Ways to hold keys and values, compared with f32 on the same weights")  # fmt: skip
 @click.option("--text", "text_path", cls=GroupedOption, group="Text", metavar="FILE", type=Path,
               help="What is read; a novel of Jane Austen comes along")  # fmt: skip
