@@ -21,18 +21,18 @@ SCALE_BYTES = 2
 SKIPPED_LAYER_DTYPE: Final[KVDtype] = "f16"
 """How layers are held that a quantised cache leaves out."""
 
-_NUMBER_BITS: dict[KVDtype, int] = {"f32": 32, "f16": 16, "bf16": 16, "int8": 8, "fp8_e4m3": 8, "int4": 4}
+NUMBER_BITS: dict[KVDtype, int] = {"f32": 32, "f16": 16, "bf16": 16, "int8": 8, "fp8_e4m3": 8, "int4": 4}
 
 
 def is_quantised(dtype: KVDtype) -> bool:
     """Return whether rows are held as codes with a scale."""
-    return _NUMBER_BITS[dtype] < 16
+    return NUMBER_BITS[dtype] < 16
 
 
 def row_code_bytes(dtype: KVDtype, head_dim: int) -> int:
     """Return the bytes of a row without its scale. `int4` packs numbers in pairs, so it takes even widths only."""
-    assert head_dim * _NUMBER_BITS[dtype] % 8 == 0, "pairs of int4 need an even head_dim"
-    return head_dim * _NUMBER_BITS[dtype] // 8
+    assert head_dim * NUMBER_BITS[dtype] % 8 == 0, "pairs of int4 need an even head_dim"
+    return head_dim * NUMBER_BITS[dtype] // 8
 
 
 def row_bytes(dtype: KVDtype, head_dim: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from octavo.errors import InvalidParameterError
+from octavo.models.kv_record import NUMBER_BITS, SCALE_BYTES, is_quantised
 from octavo.models.shape import LayerKV
 from octavo.units import cdiv, quote
 
@@ -42,14 +43,9 @@ class KVFormat:
         return num_heads * (self.head_bytes(kv.key_dim) + self.head_bytes(kv.value_dim)) + kv.index_bytes
 
 
-_SCALE_BYTES = 2
-_OCTAVO = {
-    "f32": KVFormat(name="f32", element_bits=32),
-    "f16": KVFormat(name="f16", element_bits=16),
-    "bf16": KVFormat(name="bf16", element_bits=16),
-    "int8": KVFormat(name="int8", element_bits=8, scale_bytes=_SCALE_BYTES),
-    "fp8_e4m3": KVFormat(name="fp8_e4m3", element_bits=8, scale_bytes=_SCALE_BYTES),
-    "int4": KVFormat(name="int4", element_bits=4, scale_bytes=_SCALE_BYTES),
+_OCTAVO: dict[str, KVFormat] = {
+    dtype: KVFormat(name=dtype, element_bits=bits, scale_bytes=SCALE_BYTES if is_quantised(dtype) else 0)
+    for dtype, bits in NUMBER_BITS.items()
 }
 _OTHERS = {
     "f32": KVFormat(name="f32", element_bits=32),
