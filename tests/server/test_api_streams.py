@@ -154,3 +154,27 @@ def test_events_are_sent_unbuffered_and_never_stored(server: ServerProcess):
     assert answer.headers["cache-control"] == "no-store"
     assert answer.headers["x-accel-buffering"] == "no"
     assert split_events(answer.text)[0][-1] == "[DONE]"
+
+
+def test_a_bug_of_ours_ends_one_request_and_says_nothing_of_its_text(
+    tiny_model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def fail(*_: object) -> None:
+        raise KeyError("a slip")
+
+    with LocalServer(scripted_llm(tiny_model, lambda _: "hello")) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr("octavo.server.completions._Choice.push", fail)
+            whole = post(server.url, "/v1/completions", {"prompt": "zebra"})
+            streamed = post(server.url, "/v1/completions", {"prompt": "zebra", "stream": True})
+        answered = post(server.url, "/v1/completions", TEXT)
+        at_rest = httpx.get(f"{server.url}/kv").json()["totals"]
+
+    assert whole.status_code == 500 and whole.json()["error"]["code"] == "internal"
+    assert streamed.status_code == 200
+    (error,) = split_events(streamed.text)[0]
+    assert json.loads(error)["error"]["code"] == "internal"
+    assert "a slip" not in whole.text + streamed.text
+    assert answered.status_code == 200
+    assert at_rest["referenced_blocks"] == at_rest["num_running"] == 0, "their requests have ended"
+    assert caplog.text.count("KeyError") >= 2 and "zebra" not in caplog.text
