@@ -122,7 +122,7 @@ def _seats(plan: Plan, frame: _Frame) -> list[str]:
     y = frame.y(plan.max_num_seqs)
     line = f"<line class='axis' stroke-dasharray='4 4' x1='{_LEFT}' x2='{frame.right}' y1='{y:.1f}' y2='{y:.1f}'/>"
     words = f"{plan.max_num_seqs:,} seats in a step"
-    return [line, f"<text class='soft' x='{frame.right - 4}' y='{y - 6:.1f}' text-anchor='end'>{words}</text>"]
+    return [line, f"<text class='soft' x='{_LEFT + 6}' y='{y + 15:.1f}'>{words}</text>"]
 
 
 def _line(curve: Curve, frame: _Frame, colour: str) -> str:
