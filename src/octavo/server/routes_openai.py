@@ -123,5 +123,5 @@ async def _answer(
     service.ids.note(request.state.client_id, call.messages[0].request_id)
     answers = await while_connected(request, _start(service, call, structured_by=structured_by))
     if is_stream:
-        return EventStream(call.chunks(answers), keep_alive_s=service.settings.keep_alive)
+        return EventStream(call.chunks(answers), keep_alive_s=service.settings.keep_alive, on_end=answers.close)
     return json_response(await while_connected(request, call.whole(answers)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -37,13 +37,15 @@ class EventStream(Response):
     Args:
         events: Yields whole events, one or more at a time.
         keep_alive_s: Silence after which a comment is sent; 0 sends none.
+        on_end: Called at the end, however it comes: a client may have gone before the generator has begun.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[str, None], *, keep_alive_s: float) -> None:
+    def __init__(self, events: AsyncGenerator[str, None], *, keep_alive_s: float, on_end: Callable[[], None]) -> None:
         self._events = events
         self._keep_alive_s = keep_alive_s or None
+        self._on_end = on_end
         self.status_code = 200
         self.background = None
         self.body = b""
@@ -69,6 +71,7 @@ class EventStream(Response):
                 with contextlib.suppress(BaseException):
                     await task
             await self._events.aclose()
+            self._on_end()
 
     async def _send_all(self, send: Send, scope: Scope) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
