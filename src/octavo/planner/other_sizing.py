@@ -100,35 +100,19 @@ def size_other(
     Raises:
         InvalidParameterError: the engine does not take such a value, or the model cannot be cut so.
     """
-    shape, (tensor, stages) = subject.shape, ranks
-    _check_ranks(shape.num_heads, len(shape.layers), tensor, stages)
+    shape = subject.shape
     length_limit = question.max_model_len or shape.max_position
-    engine: OtherEngine = "sglang" if question.engine == "sglang" else "vllm"
     seen = visible if device is None else visible or device.visible
     assert seen is not None, "the sizer asks for a device"
-    weights, weights_as = subject.weights_on_one(
-        question.weight_dtype, tensor=tensor, stages=stages, is_padded=engine == "vllm"
-    )
-    budget = engine_budget(
-        engine,
-        forward=forward_shape(shape),
-        weights=weights,
-        settings=settings_of(question, length_limit, tensor, stages),
-        device=device,
-        visible=visible,
-        version=question.engine_version,
-        weights_from="files" if subject.stored_bytes and question.weight_dtype == "auto" else "config",
-    )
-    if calibration is not None:
-        budget = calibration.corrected(budget)
+    budget, weights_as = _budget(question, subject, device, visible, ranks, calibration)
     layout = kv_layout(
         changed.shape,
-        engine=engine,
+        engine=budget.engine,
         version=budget.version,
         kv_dtype=question.kv_cache_dtype,
         block_size=question.block_size,
-        tensor_parallel_size=tensor,
-        pipeline_parallel_size=stages,
+        tensor_parallel_size=ranks[0],
+        pipeline_parallel_size=ranks[1],
         max_num_batched_tokens=budget.max_num_batched_tokens,
         is_caching=question.enable_prefix_caching,
     )
@@ -136,7 +120,7 @@ def size_other(
     pool, refusal = _pool(question, budget, layout)
     num_blocks = usable_blocks(max(0, pool.value_bytes), layout.block_bytes)
     sizing = Sizing(
-        engine=engine,
+        engine=budget.engine,
         engine_version=f"{budget.version.major}.{budget.version.minor}",
         memory_bytes=seen.value_bytes,
         usable_bytes=budget.usable.value_bytes,
@@ -163,6 +147,33 @@ def size_other(
         notes=(*budget.notes, *_notes(budget, subject, length_limit)),
     )
     return replace(sizing, refusal=refusal or _too_long(sizing))
+
+
+def _budget(
+    question: PlanQuestion,
+    subject: Subject,
+    device: Device | None,
+    visible: Estimate | None,
+    ranks: tuple[int, int],
+    calibration: Calibration | None,
+) -> tuple[EngineBudget, str]:
+    """Return how the engine spends the memory, and how it stores the weights."""
+    shape, (tensor, stages) = subject.shape, ranks
+    _check_ranks(shape.num_heads, len(shape.layers), tensor, stages)
+    engine: OtherEngine = "sglang" if question.engine == "sglang" else "vllm"
+    weights, weights_as = subject.weights_on_one(
+        question.weight_dtype, tensor=tensor, stages=stages, is_padded=engine == "vllm"
+    )
+    budget = engine_budget(
+        engine,
+        forward=forward_shape(shape),
+        weights=weights,
+        settings=settings_of(question, question.max_model_len or shape.max_position, tensor, stages),
+        device=device,
+        visible=visible,
+        version=question.engine_version,
+    )
+    return (budget if calibration is None else calibration.corrected(budget)), weights_as
 
 
 def settings_of(question: PlanQuestion, length_limit: int, tensor: int, stages: int) -> EngineSettings:
