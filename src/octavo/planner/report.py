@@ -1,4 +1,4 @@
-"""The plan as an HTML report: one file, no scripts, light and dark; what the card says, with the bar and the curves drawn."""
+"""The plan as an HTML report: one file, no scripts, light and dark; the card's words, with bar and curves drawn."""
 
 from __future__ import annotations
 
