@@ -5,8 +5,6 @@ AccessLog  ──▶  CORS, if asked for  ──▶  Door  ──▶  routes
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,7 +16,14 @@ from starlette.responses import Response
 
 from octavo.errors import OctavoError
 from octavo.llm.async_llm import AsyncLLM
-from octavo.server import routes_health, routes_openai, routes_operator, routes_tokens
+from octavo.server import (
+    routes_health,
+    routes_metrics,
+    routes_openai,
+    routes_operator,
+    routes_page,
+    routes_tokens,
+)
 from octavo.server.access_log import AccessLog
 from octavo.server.errors import to_api_error
 from octavo.server.json_body import json_response
@@ -26,9 +31,6 @@ from octavo.server.security import Door, read_keys
 from octavo.server.service import Service
 from octavo.server.settings import ServerSettings
 from octavo.version import __version__
-
-_LATER_ROUTES = ("octavo.server.routes_metrics", "octavo.server.routes_page")
-"""Routes that a slim build may leave out."""
 
 
 def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
@@ -52,9 +54,8 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     app.include_router(routes_tokens.router(service))
     app.include_router(routes_health.router(llm))
     app.include_router(routes_operator.router(service))
-    for name in _LATER_ROUTES:
-        if importlib.util.find_spec(name) is not None:
-            app.include_router(importlib.import_module(name).router(llm, settings))
+    app.include_router(routes_metrics.router(llm, settings))
+    app.include_router(routes_page.router(llm, settings))
     for kind in (OctavoError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
     guard(app, settings)
