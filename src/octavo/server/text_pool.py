@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -10,6 +14,9 @@ from typing import TypeVar
 from octavo.errors import QueueFullError
 
 NUM_THREADS = 2
+NICENESS = 5
+"""How much less urgent than a step of the engine. With as many threads as cores, each step would wait for the one that
+shares its core with half a second of tokenising."""
 MAX_PENDING = 1024
 MAX_PENDING_CHARS = 64 * 1024 * 1024
 
@@ -24,7 +31,7 @@ class TextPool:
     """
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="octavo-text")
+        self._executor = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="octavo-text", initializer=_stand_back)
         self._num_pending = 0
         self._num_chars = 0
 
@@ -50,3 +57,10 @@ class TextPool:
     def close(self) -> None:
         """Start nothing more."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _stand_back() -> None:
+    """Let the engine's threads go first; threads that the tokenizer starts from this one do so, too."""
+    if sys.platform == "linux":  # elsewhere it would be the whole process that stands back
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
