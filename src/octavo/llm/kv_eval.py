@@ -10,6 +10,7 @@ Weights are loaded once; every variant is a runner of its own over them.
 from __future__ import annotations
 
 import importlib.resources
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -196,7 +197,7 @@ class KVEvaluator:
             whole=divergence.summary(),
             buckets=tuple(
                 Bucket(first_position=first, last_position=end - 1, summary=divergence.summary(first, end))
-                for first, end in zip(bounds, bounds[1:], strict=False)
+                for first, end in itertools.pairwise(bounds)
             ),
             passkeys=passkeys,
             decode_tokens_per_s=speed,

@@ -20,6 +20,8 @@ from types import TracebackType
 
 import uvicorn
 
+from typing import Self
+
 from octavo.config.engine import EngineConfig
 from octavo.core.events import EventLog
 from octavo.core.limits import Limits
@@ -146,7 +148,7 @@ class LocalServer:
         self.settings = settings or ServerSettings(enable_operator=True)
         self.url = ""
 
-    def __enter__(self) -> LocalServer:
+    def __enter__(self) -> Self:
         self.llm.start()
         self._server = uvicorn.Server(web_config(create_app(self.llm, self.settings)))
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
