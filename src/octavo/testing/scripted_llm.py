@@ -17,10 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import uvicorn
-
-from typing import Self
 
 from octavo.config.engine import EngineConfig
 from octavo.core.events import EventLog
