@@ -43,8 +43,9 @@ struct AttentionCall {
   AttentionShape shape;
   AttentionBatch batch;
   float scale;
-  float softcap;   // scores are bounded, softcap * tanh(score / softcap); 0 for no bound
-  const float* q;  // rows of the qkv buffer: query heads come first; transformed where the layout is_transformed
+  int sparse_tiles;  // tiles of keys that a row reads; 0 for all
+  float softcap;     // scores are bounded, softcap * tanh(score / softcap); 0 for no bound
+  const float* q;    // rows of the qkv buffer: query heads come first; transformed where the layout is_transformed
   int64_t q_stride;
   float* out;  // [num_tokens, num_heads * head_dim]
   int64_t out_stride;
@@ -56,5 +57,7 @@ inline int padded_head_dim(int head_dim) { return (head_dim + 7) / 8 * 8; }
 
 // Floats of scratch that attention needs per thread.
 size_t attention_scratch_floats(int head_dim);
+// What it needs besides where rows read sparsely, among up to `max_tiles` tiles.
+size_t selection_scratch_floats(int64_t max_tiles);
 
 }  // namespace octavo

@@ -52,8 +52,13 @@ size_t attention_scratch_floats(int head_dim) {
          2 * (area(int64_t(kMaxRowsPerBlock) * dims) + area(kMaxRowsPerBlock * 8) + area(kMaxRowsPerBlock));
 }
 
-AttentionSchedule::AttentionSchedule(AttentionShape shape, int max_tokens, int max_requests, int num_threads)
-    : shape_(shape), num_threads_(num_threads) {
+size_t selection_scratch_floats(int64_t max_tiles) {
+  return size_t((kMaxRowsPerBlock + 1) * max_tiles + kMaxRowsPerBlock * divide_up(max_tiles, 32));
+}
+
+AttentionSchedule::AttentionSchedule(AttentionShape shape, bool is_sparse, int max_tokens, int max_requests,
+                                     int num_threads)
+    : shape_(shape), is_sparse_(is_sparse), num_threads_(num_threads) {
   const int64_t num_kv_heads = shape.num_kv_heads;
   const int64_t max_rows = int64_t(max_tokens) * shape.heads_per_group();
   const int64_t max_blocks = divide_up(max_rows, kMinRowsPerBlock) + max_requests;
@@ -151,7 +156,7 @@ void AttentionSchedule::find_shares(const AttentionBatch& batch, int block_size,
   candidates_.clear();
   shared_splits_.assign(size_t(batch.num_requests), 0);
   request_merges_.assign(size_t(batch.num_requests), -1);
-  if (shape_.window != 0) return;
+  if (shape_.window != 0 || is_sparse_) return;
   for (int request = 0; request < batch.num_requests; ++request) {
     const int rows = num_rows(batch, request);
     if (rows > 0 && rows <= max_rows / 2 && num_full_splits(batch, request) > 0) candidates_.push_back(request);
@@ -205,7 +210,7 @@ void AttentionSchedule::add_block(const RowBlock& block, int num_shared_splits) 
   const int split_begin = block.split_begin + num_shared_splits;  // shared rows have no window: they begin at split 0
   const int num_splits = block.split_end - split_begin;
   int num_items = 1;
-  if (num_threads_ > 1 && block.cost > target_cost_) {
+  if (num_threads_ > 1 && block.cost > target_cost_ && !is_sparse_) {
     num_items = int(std::min<int64_t>(num_splits, divide_up(block.cost, target_cost_)));
   }
   num_items = std::min(num_items, num_splits);  // none is left when all splits are shared

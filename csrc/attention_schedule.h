@@ -54,7 +54,8 @@ inline int64_t partial_floats(int head_dim) { return padded_head_dim(head_dim) +
 // All memory is taken in the constructor; what does not fit into the area of partial sums is computed undivided.
 class AttentionSchedule {
  public:
-  AttentionSchedule(AttentionShape shape, int max_tokens, int max_requests, int num_threads);
+  // Rows that read sparsely choose their tiles once: `is_sparse` keeps their splits in one item.
+  AttentionSchedule(AttentionShape shape, bool is_sparse, int max_tokens, int max_requests, int num_threads);
 
   void build(const AttentionBatch& batch, int block_size);
   // Items may be computed in any order, each once per use; the first ones are the dearest.
@@ -100,6 +101,7 @@ class AttentionSchedule {
   void add_shared_items(const AttentionBatch& batch);
 
   AttentionShape shape_;
+  bool is_sparse_;
   int num_threads_;
   int64_t target_cost_ = 0;   // above which a row block is cut
   int64_t used_floats_ = 0;   // of partial sums, promised to row blocks

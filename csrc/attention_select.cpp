@@ -24,7 +24,7 @@ bool gives_same_bits(AttentionShape shape, KvType type) {
   std::mt19937 rng(1);  // the same everywhere: a selection must not be a matter of luck
   const auto number = [&rng] { return static_cast<float>(rng() >> 8) * 0x1p-23f - 1.0f; };
   const KvLayout layout =
-      lay_out_layers({type}, {0}, {0}, {type, shape.num_kv_heads, shape.head_dim, kTileTokens}).front();
+      lay_out_layers({type}, {false}, {0}, {0}, {type, shape.num_kv_heads, shape.head_dim, kTileTokens}).front();
   const std::vector<int32_t> query_offsets{0, 19, 20, 27};
   const std::vector<int32_t> start_positions{kSplitTokens - 7, 40, 0};
   std::vector<int32_t> block_ids, table_offsets{0};
@@ -51,12 +51,13 @@ bool gives_same_bits(AttentionShape shape, KvType type) {
   std::generate(q.begin(), q.end(), number);
   std::vector<float> outputs[2] = {std::vector<float>(q.size(), 1.0f), std::vector<float>(q.size(), 2.0f)};
   const AttentionBatch batch{3, query_offsets.data(), start_positions.data(), block_ids.data(), table_offsets.data()};
-  AttentionSchedule schedule(shape, num_tokens, 3, 1);
+  AttentionSchedule schedule(shape, false, num_tokens, 3, 1);
   schedule.build(batch, kTileTokens);
   const AlignedBytes scratch = aligned_bytes(attention_scratch_floats(shape.head_dim) * sizeof(float));
   const AttendFunction kernels[2] = {kernels_avx2().attend, kAttendAvx512};
   for (int i = 0; i < 2; ++i) {
-    const AttentionCall call{shape, batch, 1.0f, 0.0f, q.data(), width, outputs[i].data(), width, pool.data(), layout};
+    const AttentionCall call{shape, batch,       1.0f,  0, 0.0f, q.data(), width, outputs[i].data(),
+                             width, pool.data(), layout};
     for (int64_t j = 0; j < schedule.num_items(); ++j) {
       kernels[i](call, schedule, schedule.item(j), reinterpret_cast<float*>(scratch.get()));
     }

@@ -244,8 +244,8 @@ OCTAVO_INLINE void add_values(const float* p, const typename Element::Type* valu
 
 // Key positions that one row may see.
 struct Visible {
-  int begin;
-  int end;
+  int begin = 0;
+  int end = 0;
 };
 
 // One tile of keys and values, and a register tile of rows that visits it.
@@ -329,11 +329,13 @@ void fold_tile(Visit<Element> visit, int num_rows) {
   const int width = register_rows(num_rows);
   for (int row = 0; row < num_rows; row += width) {
     const int count = lesser(width, num_rows - row);
-    // Rows are in order of their tokens: the first row sees least of the end, the last least of the beginning.
-    const Visible first = visit.visible[0];
-    const Visible last = visit.visible[count - 1];
-    if (last.end > visit.first_position && first.begin < last_position) {
-      const bool is_full = first.end >= last_position && last.begin <= visit.first_position;
+    bool is_seen = false, is_full = true;
+    for (int i = 0; i < count; ++i) {
+      const Visible& visible = visit.visible[i];
+      is_seen |= visible.end > visit.first_position && visible.begin < last_position;
+      is_full &= visible.end >= last_position && visible.begin <= visit.first_position;
+    }
+    if (is_seen) {
       (is_full ? kFolds.full : kFolds.edge)[count - 1](visit);
       visit.ahead = {};  // fetched once
     }

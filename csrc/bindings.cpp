@@ -61,6 +61,13 @@ std::vector<KvType> kv_types(const nb::dict& config, size_t num_layers) {
   return types;
 }
 
+// Which layers keep bounds of their tiles.
+std::vector<bool> bounded_layers(const nb::dict& config, size_t num_layers) {
+  std::vector<bool> bounded(num_layers);
+  for (nb::handle layer : nb::cast<nb::list>(config["bounded_layers"])) bounded.at(nb::cast<size_t>(layer)) = true;
+  return bounded;
+}
+
 template <class T>
 T get(const nb::dict& record, const char* key, T missing) {
   return record.contains(key) ? nb::cast<T>(record[key]) : missing;
@@ -80,6 +87,7 @@ Op op_of(const nb::dict& record) {
   op.head_dim = get(record, "head_dim", 0);
   op.bias = get(record, "bias", -1);
   op.softcap = get(record, "softcap", 0.0f);
+  op.sparse_tiles = get(record, "sparse_tiles", 0);
   op.is_local = get(record, "is_local", false);
   op.activation = get(record, "is_gelu", false) ? Activation::gelu_tanh : Activation::silu;
   op.has_gate = get(record, "has_gate", true);
@@ -139,6 +147,7 @@ ExecutorConfig config_of(const nb::dict& record, const ModelSizes& sizes) {
       .num_blocks = nb::cast<int64_t>(record["num_blocks"]),
       .block_size = nb::cast<int>(record["block_size"]),
       .kv_types = kv_types(record, sizes.layer_groups.size()),
+      .bounded_layers = bounded_layers(record, sizes.layer_groups.size()),
       .max_num_tokens = nb::cast<int>(record["max_num_tokens"]),
       .max_num_requests = nb::cast<int>(record["max_num_requests"]),
       .max_num_selected = nb::cast<int>(record["max_num_selected"]),

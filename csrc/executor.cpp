@@ -37,7 +37,7 @@ void check_selected_sources_last(const Program& program, size_t first_selected_o
 
 std::vector<KvLayout> layouts_of(const ModelSizes& sizes, const ExecutorConfig& config) {
   const KvLayout plain{KvType::f32, sizes.num_kv_heads, sizes.head_dim, config.block_size};
-  return lay_out_layers(config.kv_types, sizes.layer_groups, sizes.layer_indices, plain);
+  return lay_out_layers(config.kv_types, config.bounded_layers, sizes.layer_groups, sizes.layer_indices, plain);
 }
 
 void check_sizes(const ModelSizes& sizes, const ExecutorConfig& config) {
@@ -51,6 +51,7 @@ void check_sizes(const ModelSizes& sizes, const ExecutorConfig& config) {
   require(int(sizes.inverse_frequencies.size()) == sizes.rotary_dim / 2,
           "inverse_frequencies: length is not rotary_dim / 2");
   require(sizes.head_dim <= kMaxHeadDim, "head_dim: more than 1024");
+  require(config.bounded_layers.size() == config.kv_types.size(), "bounded_layers: not one for each layer");
   require(config.kv_types.size() == sizes.layer_groups.size() && sizes.layer_groups.size() > 0 &&
               sizes.layer_groups.size() == sizes.layer_indices.size(),
           "kv_types: not one for each layer");
@@ -92,6 +93,18 @@ Executor::Executor(Program program, ModelSizes sizes, ExecutorConfig config)
   schedules_.resize(size_t(sizes_.num_groups));
   arena_ = aligned_bytes(size_t(program_.arena_bytes));
   thread_scratch_bytes_ = attention_scratch_floats(sizes_.head_dim) * sizeof(float);
+  std::vector<bool> is_sparse(schedules_.size());
+  for (const Op& op : program_.ops) {
+    if (op.sparse_tiles == 0) continue;
+    if (!layouts_[size_t(op.layer)].has_bounds) throw std::invalid_argument("sparse_tiles: the layer has no bounds");
+    is_sparse[size_t(sizes_.layer_groups[size_t(op.layer)])] = true;
+  }
+  if (std::find(is_sparse.begin(), is_sparse.end(), true) != is_sparse.end()) {
+    const int64_t max_tiles = config_.num_blocks * config_.block_size / kTileTokens;
+    thread_scratch_bytes_ += selection_scratch_floats(max_tiles) * sizeof(float);
+    whole_tiles_.reserve(size_t(max_tokens / kTileTokens + config_.max_num_requests));
+    reads_sparsely_ = true;
+  }
   for (size_t i = 0; i < program_.ops.size(); ++i) {
     const Op& op = program_.ops[i];
     const int rows = i < first_selected_op_ ? max_tokens : config_.max_num_selected;
@@ -113,8 +126,8 @@ Executor::Executor(Program program, ModelSizes sizes, ExecutorConfig config)
       limits_.windows[group] = op.window;
       if (schedules_[group] == nullptr) {
         schedules_[group] = std::make_unique<AttentionSchedule>(
-            AttentionShape{sizes_.num_heads, sizes_.num_kv_heads, sizes_.head_dim, op.window}, max_tokens,
-            config_.max_num_requests, config_.num_threads);
+            AttentionShape{sizes_.num_heads, sizes_.num_kv_heads, sizes_.head_dim, op.window}, is_sparse[group],
+            max_tokens, config_.max_num_requests, config_.num_threads);
       }
     }
   }
@@ -179,6 +192,7 @@ void Executor::prepare(const StepInput& step) {
   for (size_t group = 0; group < schedules_.size(); ++group) {
     if (schedules_[group] != nullptr) schedules_[group]->build(batch_of(step, int(group)), config_.block_size);
   }
+  if (reads_sparsely_) find_whole_tiles(step);
   questions_.clear();
   for (size_t i = 0; i < step.samples.size(); ++i) {
     questions_.push_back({step.samples[i].logits_row, int32_t(i), -1});
@@ -190,6 +204,31 @@ void Executor::prepare(const StepInput& step) {
   }
   std::sort(questions_.begin(), questions_.end(),
             [](const Question& a, const Question& b) { return a.logits_row < b.logits_row; });
+}
+
+// Tiles whose last token is of this step: their keys are all there once the step has stored its own.
+void Executor::find_whole_tiles(const StepInput& step) {
+  whole_tiles_.clear();
+  for (int request = 0; request < step.num_requests(); ++request) {
+    const int start = step.start_positions[size_t(request)];
+    const int end = start + step.query_offsets[size_t(request) + 1] - step.query_offsets[size_t(request)];
+    for (int tile = start / kTileTokens; (tile + 1) * kTileTokens <= end; ++tile)
+      whole_tiles_.push_back({request, tile});
+  }
+}
+
+void Executor::bound_tiles(const StepInput& step, const Op& op, int thread) {
+  const KvLayout& layout = layouts_[size_t(op.layer)];
+  const TableView& table = step.tables[size_t(sizes_.layer_groups[size_t(op.layer)])];
+  team_.for_chunks(thread, int64_t(whole_tiles_.size()), [&](int64_t chunk) {
+    const auto [request, tile] = whole_tiles_[size_t(chunk)];
+    const int position = tile * kTileTokens;
+    const int32_t block = table.block_ids[size_t(table.offsets[size_t(request)] + position / layout.block_size)];
+    for (int head = 0; head < layout.num_kv_heads; ++head) {
+      kernels_.bound_tile(layout,
+                          pool_.data() + layout.keys_offset(block, head, position % layout.block_size / kTileTokens));
+    }
+  });
 }
 
 void Executor::clock(int thread, double& counter) {
@@ -471,6 +510,7 @@ void Executor::attend(const StepInput& step, const Op& op, int thread) {
       .shape = {sizes_.num_heads, sizes_.num_kv_heads, sizes_.head_dim, op.window},
       .batch = batch_of(step, sizes_.layer_groups[size_t(op.layer)]),
       .scale = op.value,
+      .sparse_tiles = op.sparse_tiles,
       .softcap = op.softcap,
       .q = data(op.x),
       .q_stride = stride(op.x),
@@ -479,6 +519,7 @@ void Executor::attend(const StepInput& step, const Op& op, int thread) {
       .pool = pool_.data(),
       .layout = layouts_[size_t(op.layer)],
   };
+  if (op.sparse_tiles > 0) bound_tiles(step, op, thread);
   AttentionSchedule& schedule = schedule_of(op);
   team_.for_chunks(thread, schedule.num_items(), [&](int64_t index) {
     attend_(call, schedule, schedule.item(index), reinterpret_cast<float*>(thread_scratch_[size_t(thread)].get()));

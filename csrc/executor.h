@@ -26,10 +26,11 @@ namespace octavo {
 struct ExecutorConfig {
   int64_t num_blocks;  // usable ones; the null block comes on top
   int block_size;
-  std::vector<KvType> kv_types;  // by layer
-  int max_num_tokens;            // rows of a step
-  int max_num_requests;          // of a step
-  int max_num_selected;          // rows of a logits tile: more selected rows are computed tile after tile
+  std::vector<KvType> kv_types;      // by layer
+  std::vector<bool> bounded_layers;  // by layer: whether tiles keep bounds, for sparse reading
+  int max_num_tokens;                // rows of a step
+  int max_num_requests;              // of a step
+  int max_num_selected;              // rows of a logits tile: more selected rows are computed tile after tile
   int num_threads;
   Isa isa;
   bool may_widen = true;  // a wider instruction set may be used where it gives the same bits
@@ -92,6 +93,8 @@ class Executor {
 
   void find_phases();
   void prepare(const StepInput& step);
+  void find_whole_tiles(const StepInput& step);
+  void bound_tiles(const StepInput& step, const Op& op, int thread);
   void run(const StepInput& step, StepOutput& output, int thread);
   void poison(const StepInput& step, int thread);
   void copy_blocks(const StepInput& step, int thread);
@@ -136,6 +139,13 @@ class Executor {
   size_t thread_scratch_bytes_ = 0;
   std::vector<std::unique_ptr<AttentionSchedule>> schedules_;  // by KV group; null where no layer attends
   std::vector<Sampler> samplers_;                              // one per thread
+
+  struct WholeTile {
+    int request;
+    int tile;
+  };
+  bool reads_sparsely_ = false;
+  std::vector<WholeTile> whole_tiles_;  // of the step
 
   std::vector<Question> questions_;  // of the step, by logits row
 

@@ -63,6 +63,8 @@ struct Kernels {
   void (*hadamard_inverse)(float* head, int head_dim);
   // Rounds or quantises one head's key and value and writes them to their place in a tile.
   void (*store_kv)(const KvLayout& layout, std::byte* tile, int place, const float* key, const float* value);
+  // Writes the bounds of a tile whose 16 keys are there.
+  void (*bound_tile)(const KvLayout& layout, std::byte* tile);
   AttendFunction attend;
   SampleKernels sample;
 };

@@ -20,6 +20,7 @@ const Kernels& kernels_avx2() {
       hadamard,
       hadamard_inverse,
       store_kv,
+      bound_tile,
       attend,
       {highest_logit, first_index, sum_of_exp, count_before, widen, weigh_doubles, weigh_floats, lane_sum, masses_above,
        block_tops_doubles, block_tops_floats, gather_doubles, gather_floats}};

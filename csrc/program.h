@@ -43,6 +43,7 @@ struct Op {
   int layer = -1;
   float value = 0;        // eps of norms, scale of embed and attend, cap of soft_cap
   float softcap = 0;      // attend: bound of the scores; 0 for none
+  int sparse_tiles = 0;   // attend: tiles that a query reads; 0 for all
   int window = 0;         // attend: tokens a query sees; 0 for all
   bool is_local = false;  // rope_store: rotate by the local frequencies
   int offset = 0;         // head_rms_norm: first column

@@ -17,6 +17,9 @@ DEFAULT_MODEL = "smollm2-135m"
 NATIVE_TILE_TOKENS = 16
 """The native kernels' unit of attention: blocks of the native runner hold a multiple of it."""
 
+MIN_SPARSE_BLOCKS = 3
+"""A query always reads the first tile and its own; one more can be chosen."""
+
 POOL_SIZES = ("num_blocks", "kv_cache_memory")
 """Options that say the size of the KV pool; at most one of them is asked for."""
 
@@ -163,6 +166,15 @@ class EngineConfig:
         help="Layers, counted from 0, whose keys and values a quantised cache leaves in 16 bit",
         minimum=0,
     )
+    sparse_blocks: int | None = option(
+        default=None,
+        kind="count",
+        group="Memory",
+        unit="tiles of 16 tokens",
+        help="Read only so many tiles of keys and values per query, those that matter most to it (lossy)",
+        minimum=MIN_SPARSE_BLOCKS,
+        auto="all of them",
+    )
     kv_allocator: KVAllocator = option(
         default="paged",
         kind="choice",
@@ -214,6 +226,7 @@ class EngineConfig:
         _check_batch_holds_a_token_per_request(self)
         _check_native_block_size(self)
         _check_skipped_layers(self)
+        _check_sparse_block_size(self)
 
 
 OPTIONS: tuple[Option, ...] = options_of(EngineConfig)
@@ -263,4 +276,15 @@ def _check_skipped_layers(config: EngineConfig) -> None:
             param="kv_cache_dtype_skip_layers",
             because="it names layers that a quantised cache leaves in 16 bit",
             hints=("`--kv-cache-dtype int8`", "leave out --kv-cache-dtype-skip-layers"),
+        )
+
+
+def _check_sparse_block_size(config: EngineConfig) -> None:
+    if config.sparse_blocks is not None and config.block_size % NATIVE_TILE_TOKENS != 0:
+        fitting = round_up(config.block_size, NATIVE_TILE_TOKENS)
+        raise InvalidParameterError(
+            f"{config.block_size} is not a multiple of {NATIVE_TILE_TOKENS}",
+            param="block_size",
+            because=f"sparse reading chooses among tiles of {NATIVE_TILE_TOKENS} tokens",
+            hints=(f"`--block-size {fitting}`", "leave out --sparse-blocks"),
         )

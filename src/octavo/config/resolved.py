@@ -36,6 +36,7 @@ class ResolvedConfig:
     weight_dtype: Literal["stored"] | WeightDtype
     kv_cache_dtype: KVDtype
     kv_cache_dtype_skip_layers: tuple[int, ...] = ()
+    sparse_blocks: int = 0
     kv_allocator: KVAllocator
     kv_prefault: bool
     block_size: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.config.engine import EngineConfig
 from octavo.config.machine import Machine, read_machine
@@ -29,7 +29,7 @@ from octavo.models.fetch import fetch
 from octavo.models.load import OpenedModel, open_model
 from octavo.models.weights import WeightSource
 from octavo.planner.card import Card, make_card
-from octavo.planner.facts import facts_of
+from octavo.planner.facts import as_read, facts_of
 from octavo.planner.resolve import ModelFacts, Purpose, resolve
 from octavo.runtime.load_tokenizer import load_tokenizer
 from octavo.runtime.reference_runner import ReferenceRunner
@@ -70,7 +70,9 @@ def assemble(
     """
     report = progress or ignore_progress
     model = open_model(fetch(config.model, progress=report).path)
-    resolved = resolve(config, machine or read_machine(), model_facts(model, config), purpose=purpose)
+    facts = model_facts(model, config)
+    model = replace(model, spec=facts.spec, program=facts.program)
+    resolved = resolve(config, machine or read_machine(), facts, purpose=purpose)
     card = make_card(resolved)
     if on_card is not None:
         on_card(card)
@@ -110,7 +112,7 @@ def assemble(
 
 def model_facts(model: OpenedModel, config: EngineConfig) -> ModelFacts:
     """Return what the planner needs to know of a model, read from its headers."""
-    return facts_of(model, config, native_refusal=native_refusal())
+    return as_read(facts_of(model, config, native_refusal=native_refusal()), config)
 
 
 def _make_runner(model: OpenedModel, resolved: ResolvedConfig, report: Progress) -> Runner:

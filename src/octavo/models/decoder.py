@@ -31,6 +31,7 @@ from octavo.models.program import (
     SoftCap,
     WeightName,
 )
+from octavo.models.sparse import is_sparse_layer
 from octavo.models.spec import Mixture, ModelSpec
 
 
@@ -113,6 +114,7 @@ def _attention(spec: ModelSpec, layer: int, window: int | None) -> list[Op]:
             scale=spec.attention_scale or spec.head_dim**-0.5,
             window=window,
             softcap=spec.attention_softcap,
+            sparse_blocks=spec.sparse_blocks if is_sparse_layer(spec, layer) else 0,
         ),
         _linear("attended", "branch", names, ("o",), has_bias=spec.output_bias),
     ]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from octavo.config.engine import KVDtype
+from octavo.models.sparse import bounds_bytes
 from octavo.models.spec import KVGroup, ModelSpec
 
 SCALE_BYTES = 2
@@ -76,6 +77,7 @@ def kv_record(spec: ModelSpec, *, dtype: KVDtype, block_size: int, skip_layers: 
         for layer in group.layers:
             offsets[layer] = at
             at += 2 * spec.num_kv_heads * block_size * row_bytes(dtypes[layer], spec.head_dim)
+            at += bounds_bytes(spec, layer, block_size)
         block_bytes = max(block_bytes, at)
     return KVRecord(
         block_bytes=block_bytes,

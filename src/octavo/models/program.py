@@ -119,6 +119,10 @@ class Attend:
     keys 0..p are visible; with window w, keys max(0, p - w + 1)..p. Query head h reads KV head
     `h // (num_heads // num_kv_heads)`. `score = (q . k) * scale`, with a softcap c then `c * tanh(score / c)`; softmax
     in float32; `out = sum softmax * v`.
+
+    With `sparse_blocks` n, a query at position p reads the 16-token tiles 0 and p // 16 and the n - 2 others before it
+    with the highest `sum_d max(q_d * low_d, q_d * high_d)`, the lower tile where two are equal; `low` and `high` are the
+    least and greatest of its keys' dimensions as stored, rounded outward to bf16. See `models/sparse.py`.
     """
 
     qkv: BufferName
@@ -127,6 +131,7 @@ class Attend:
     scale: float
     window: int | None = None
     softcap: float = 0.0
+    sparse_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

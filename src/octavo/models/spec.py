@@ -83,6 +83,7 @@ class ModelSpec:
         attention_softcap, logits_softcap: Bound c of `c * tanh(x / c)`; 0 means none.
         local_rope: Rotation of the layers that see a window, where it differs from the others'.
         mixture: Experts in the place of each layer's MLP.
+        sparse_blocks: Tiles of 16 tokens that a query reads in each layer but the first ones; 0 means all.
     """
 
     name: str
@@ -116,6 +117,7 @@ class ModelSpec:
     logits_softcap: float = 0.0
     local_rope: Rope | None = None
     mixture: Mixture | None = None
+    sparse_blocks: int = 0
     sliding_window: int | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()

@@ -5,11 +5,25 @@ The one place where loader and planner agree on bytes: `octavo plan`, the start 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.config.engine import EngineConfig
+from octavo.models.decoder import emit_decoder
 from octavo.models.held_kinds import held_as, held_entry_kind
 from octavo.models.load import OpenedModel
+from octavo.models.sparse import with_sparse_blocks
 from octavo.planner.memory import weight_bytes
 from octavo.planner.resolve import ModelFacts
+
+
+def as_read(facts: ModelFacts, config: EngineConfig) -> ModelFacts:
+    """Return the facts of the model as this config has its keys and values read.
+
+    Raises:
+        InvalidParameterError: the model cannot be read so.
+    """
+    spec = with_sparse_blocks(facts.spec, config.sparse_blocks or 0)
+    return facts if spec is facts.spec else replace(facts, spec=spec, program=emit_decoder(spec))
 
 
 def facts_of(model: OpenedModel, config: EngineConfig, *, native_refusal: str = "") -> ModelFacts:

@@ -57,6 +57,8 @@ def resolve(
     num_seqs, batched_tokens = _step_limits(config, purpose, reasons)
     kv_dtype = _kv_dtype(config, reasons)
     has_prefix_cache = _prefix_cache(config, reasons)
+    if config.sparse_blocks is not None:
+        reasons["sparse_blocks"] = "lossy: a query reads the tiles that matter most to it, and no others"
     shape = kv_shape(
         model.spec,
         kv_dtype=kv_dtype,
@@ -102,6 +104,7 @@ def resolve(
         weight_dtype="stored" if config.weight_dtype == "auto" else config.weight_dtype,
         kv_cache_dtype=kv_dtype,
         kv_cache_dtype_skip_layers=config.kv_cache_dtype_skip_layers,
+        sparse_blocks=config.sparse_blocks or 0,
         kv_allocator=config.kv_allocator,
         kv_prefault=config.kv_prefault,
         block_size=config.block_size,

@@ -19,7 +19,7 @@ from octavo.models.shape import Layer, LayerKV, ModelShape
 from octavo.models.spec import ModelSpec
 from octavo.models.tensor_kinds import TensorKind, row_bytes
 from octavo.planner.estimate import Estimate, exact
-from octavo.planner.facts import facts_of
+from octavo.planner.facts import as_read, facts_of
 from octavo.planner.resolve import ModelFacts
 from octavo.planner.weight_arithmetic import RankWeights, rank_weights
 
@@ -147,11 +147,12 @@ class Subject:
             OctavoError: Octavo does not run this model, or cannot hold its weights as asked.
         """
         if self.opened is not None:
-            return facts_of(self.opened, config, native_refusal=native_refusal)
+            return as_read(facts_of(self.opened, config, native_refusal=native_refusal), config)
         if self.spec is None:
             assert self.octavo_refusal is not None, "a model without a spec has a reason"
             raise self.octavo_refusal
-        return _facts_from_spec(self.spec, self.stored, config, native_refusal=native_refusal)
+        facts = _facts_from_spec(self.spec, self.stored, config, native_refusal=native_refusal)
+        return as_read(facts, config)
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,7 @@ def _record(op: Op, numbering: _Numbering) -> Record:  # noqa: C901, PLR0912 - o
                 "value": op.scale,
                 "window": op.window or 0,
                 "softcap": op.softcap,
+                "sparse_tiles": op.sparse_blocks,
             }
         case Add():
             return {"kind": "add", "x": buffers[op.x], "out": buffers[op.y]}

@@ -21,6 +21,7 @@ from octavo.errors import MachineError
 from octavo.models.arena import lay_out
 from octavo.models.kv_record import SKIPPED_LAYER_DTYPE, layer_dtypes
 from octavo.models.program import BufferName, Program
+from octavo.models.sparse import is_sparse_layer
 from octavo.models.spec import ModelSpec
 from octavo.runtime import _native
 from octavo.runtime.kv_codes import STORED_AS
@@ -98,6 +99,7 @@ class NativeRunner:
                 "block_size": block_size,
                 "kv_dtype": kv_cache_dtype,
                 "kv_skip_layers": tuple(kv_skip_layers),
+                "bounded_layers": [layer for layer in range(spec.num_layers) if is_sparse_layer(spec, layer)],
                 "skipped_kv_dtype": SKIPPED_LAYER_DTYPE,
                 "max_num_tokens": max_num_batched_tokens,
                 "max_num_requests": max_num_seqs,

@@ -18,8 +18,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.models.sparse import TILE_TOKENS as SPARSE_TILE_TOKENS
 from octavo.runtime.reference_ops import soft_cap
 from octavo.runtime.row_matmul import RowArithmetic, Shape
+from octavo.runtime.sparse_tiles import chosen_tiles, tile_bounds
 from octavo.units import cdiv
 
 Float32 = NDArray[np.float32]
@@ -43,6 +45,7 @@ def attend(
     scale: float,
     window: int | None,
     softcap: float = 0.0,
+    sparse_blocks: int = 0,
     arithmetic: RowArithmetic,
 ) -> Float32:
     """Return what each query token of one request reads from its context.
@@ -53,6 +56,7 @@ def attend(
             every window may be anything.
         window: Tokens a query sees, its own included; `None` means all.
         softcap: Bound c of scores, `c * tanh(score / c)`; 0 means none.
+        sparse_blocks: 16-token tiles that a query reads; 0 means all.
 
     Returns:
         `[num_tokens, num_heads, head_dim]`.
@@ -72,6 +76,12 @@ def attend(
     tokens = np.minimum(np.arange(num_tiles * arithmetic.tile_rows) // group, num_tokens - 1)
     positions = (start_position + tokens).reshape(num_tiles, arithmetic.tile_rows)
 
+    read = None
+    if sparse_blocks:
+        rows = np.arange(start_position, start_position + num_tokens)
+        chosen = chosen_tiles(queries, *tile_bounds(keys), rows, sparse_blocks)
+        read = _read_lanes(chosen, num_kv_heads, query_tiles.shape[1:3], key_tiles.shape[1])
+
     out = np.empty_like(query_tiles)
     at_a_time = max(1, _MAX_SCORES // (num_kv_heads * arithmetic.tile_rows * key_tiles.shape[1] * TILE_TOKENS))
     for first in range(0, num_tiles, at_a_time):
@@ -81,7 +91,9 @@ def attend(
             query_tiles[:, turn],
             key_tiles[:, seen],
             value_tiles[:, seen],
-            _visible(positions[turn], seen, window),
+            _visible(positions[turn], seen, window)[None]
+            if read is None
+            else _visible(positions[turn], seen, window)[None] & read[:, turn, seen],
             np.float32(scale),
             softcap,
             arithmetic,
@@ -105,7 +117,7 @@ def _attend_tiles(
         queries: `[num_kv_heads, Q, tile_rows, head_dim]`.
         keys: `[num_kv_heads, K, TILE_TOKENS, head_dim]`.
         values: Transposed, `[num_kv_heads, K, head_dim, TILE_TOKENS]`.
-        visible: `[Q, K, tile_rows, TILE_TOKENS]`.
+        visible: `[num_kv_heads or 1, Q, K, tile_rows, TILE_TOKENS]`.
     """
     products = arithmetic.multiply(keys[:, None], queries[:, :, None]).swapaxes(-1, -2)
     # Into a C-contiguous array: results of NumPy functions inherit the memory order of their inputs, and the sums below
@@ -124,6 +136,23 @@ def _attend_tiles(
         out += tile_outs[:, :, tile]
     out /= weight_sum[:, :, None]
     return out.swapaxes(-1, -2)
+
+
+def _read_lanes(
+    chosen: NDArray[np.bool_], num_kv_heads: int, query_shape: tuple[int, int], num_key_tiles: int
+) -> NDArray[np.bool_]:
+    """Spread chosen tiles over lanes: `[num_kv_heads, query tile, key tile, row, TILE_TOKENS]`."""
+    num_tokens, num_heads, num_chosen = chosen.shape
+    num_query_tiles, tile_rows = query_shape
+    lanes = np.zeros((num_tokens, num_heads, num_key_tiles * TILE_TOKENS), np.bool_)
+    spread = chosen.repeat(SPARSE_TILE_TOKENS, axis=2)[:, :, : lanes.shape[2]]
+    lanes[:, :, : spread.shape[2]] = spread
+    by_kv_head = lanes.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, -1).transpose(1, 0, 2, 3)
+    rows = by_kv_head.reshape(num_kv_heads, -1, lanes.shape[2])
+    # A padded row repeats the last one.
+    padded = rows[:, np.minimum(np.arange(num_query_tiles * tile_rows), rows.shape[1] - 1)]
+    tiles = padded.reshape(num_kv_heads, num_query_tiles, tile_rows, num_key_tiles, TILE_TOKENS)
+    return tiles.transpose(0, 1, 3, 2, 4)
 
 
 def _token_tiles(stored: Float32, first_visible: int) -> Float32:

@@ -260,6 +260,7 @@ class ReferenceRunner:
             scale=op.scale,
             window=op.window,
             softcap=op.softcap,
+            sparse_blocks=op.sparse_blocks,
             arithmetic=self._arithmetic,
         )
         if is_transformed(self._kv.dtype_of(op.layer)):
