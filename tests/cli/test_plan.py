@@ -154,6 +154,7 @@ def test_every_engine_option_can_be_asked_of_a_plan():
         (("llama-3-8b", "--device", "h100", "--engine-version", "newest"), "release"),
         (("llama-3-8b", "--lengths", "1:1", "--trace", "x"), "both say"),
         (("smollm2-135m", "--devices", "2", "--engine", "octavo"), "one process"),
+        (("smollm2-135m", "--num-blocks", "9", "--kv-cache-memory", "1GiB"), "both set the size"),
     ],
 )
 def test_what_is_not_understood_is_said_with_what_would_be(octavo, args, words):
