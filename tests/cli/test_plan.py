@@ -164,6 +164,16 @@ def test_what_is_not_understood_is_said_with_what_would_be(octavo, args, words):
     assert "internal" not in ran.err
 
 
+def test_names_from_a_file_cannot_steer_the_terminal(octavo, tmp_path):
+    name = "\x1b[31mEvil\x07ForCausalLM"
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+    ran = octavo("plan", str(tmp_path / "config.json"))
+    assert ran.code == 1
+    assert "Evil" in ran.err
+    assert not {"\x1b", "\x07"} & set(ran.err)
+    assert "\n  because" in ran.err
+
+
 def test_lists_are_complete_and_json(octavo):
     models = json.loads(octavo("plan", "--list-models", "--json").out)
     assert len(models["models"]) >= 75
