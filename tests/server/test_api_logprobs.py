@@ -185,3 +185,21 @@ def test_a_chat_lists_the_scores_of_its_prompt_once(client: httpx.Client):
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt_logprobs"
     answer = client.post("/v1/chat/completions", json={**body, "prompt_logprobs": 2, "n": 2}).json()
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_offsets_of_an_echo_count_the_special_tokens_that_its_text_shows(client: httpx.Client, skips: bool):
+    marked = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    for prompt in (marked, client.post("/tokenize", json={"prompt": marked}).json()["tokens"]):
+        body = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0, "skip_special_tokens": skips}
+        choice = complete(client, **body)["choices"][0]
+        scores, text = choice["logprobs"], choice["text"]
+        assert ("<|im_end|>" in text) == (prompt is marked or not skips)
+        shown = [
+            (token, offset)
+            for token, offset in zip(scores["tokens"], scores["text_offset"], strict=True)
+            if token in text  # the marks of ids are skipped where that is asked for
+        ]
+        assert len(shown) >= len(scores["tokens"]) - 3 and shown[-1][1] == len(text) - 1
+        for token, offset in shown:
+            assert text[offset : offset + len(token)] == token

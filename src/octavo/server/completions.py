@@ -64,6 +64,7 @@ class _Choice:
             tokenizer,
             skips_special=body.skip_special_tokens,
             strips_space=tokenizer.strips_leading_space and (body.echo or not self._has_text(prompt.token_ids)),
+            written=(prompt.text or "") if body.echo else "",
         )
 
     def push(self, delta: OutputDelta) -> list[Piece]:
