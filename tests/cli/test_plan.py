@@ -69,6 +69,15 @@ def test_narrow_terminals_get_a_narrow_card(octavo, monkeypatch):
     assert all(len(line) <= 80 for line in ran.out.splitlines() if not line.startswith("next:"))
 
 
+@pytest.mark.parametrize("columns", ["72", "80", "96"])
+def test_no_figure_is_cut_off_however_narrow_the_card(octavo, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    ran = octavo("plan", "gemma-3-27b", "--device", "h100", "--lengths", "1155:211", "--max-model-len", "32k")
+    assert "What each lever would do" in ran.out
+    assert "at lengths" in ran.out
+    assert "\N{HORIZONTAL ELLIPSIS}" not in ran.out
+
+
 def test_json_is_one_document_and_the_same_as_a_form_gets(octavo):
     from octavo.llm.plan import plan_document
 
