@@ -70,7 +70,8 @@ def _read_budget(_ctx: click.Context, _parameter: click.Parameter, budget: float
 @click.option("--passkeys/--no-passkeys", "has_passkeys", cls=GroupedOption, group="Text", default=True,
               show_default=True, help="Hide numbers in long texts and ask for them")  # fmt: skip
 @click.option("--budget-kl", cls=GroupedOption, group="Variants", metavar="NATS", type=click.FloatRange(min=0),
-              callback=_read_budget, help="Recommend the smallest variant whose mean KL divergence is at most this")  # fmt: skip
+              callback=_read_budget,
+              help="Recommend the smallest variant whose mean KL divergence is at most this")  # fmt: skip
 @click.option("--report", "report_path", cls=GroupedOption, group="Output", metavar="FILE", type=Path,
               help="Write table and charts as one .html file")  # fmt: skip
 @output_options
