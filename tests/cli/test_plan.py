@@ -26,8 +26,7 @@ def folder(tmp_path):
     return str(path)
 
 
-def test_the_card_answers_how_many_fit_and_where_the_memory_goes(octavo, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)  # which a parallel test run sets
+def test_the_card_answers_how_many_fit_and_where_the_memory_goes(octavo):
     ran = octavo("plan", *H100, "--lengths", "1155:211", "--itl", "30ms")
 
     assert ran.code == 0
