@@ -44,6 +44,7 @@ SAMPLES = {
     "integer": "-7",
     "bytes": "3GiB",
     "ratio": "0.5",
+    "numbers": "0,3",
 }
 
 
