@@ -7,6 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from octavo.errors import CapacityError, InvalidParameterError, UnsupportedModelError
 from octavo.llm.plan import plan_document, plan_for
@@ -106,6 +108,20 @@ def test_what_fits_is_monotone_in_the_length(model):
     assert fits == sorted(fits, reverse=True)
 
 
+@pytest.mark.parametrize("engine", ["octavo", "vllm", "sglang"])
+@given(sizes=st.tuples(st.integers(1, 200_000), st.integers(1, 200_000)), model=st.sampled_from(["gemma-2-2b", "gpt2"]))
+@settings(max_examples=25)
+def test_more_memory_never_holds_less(engine, sizes, model):
+    # Pinned, since a larger device gets larger steps from vLLM, and those do take more.
+    asked = {"model": model, "engine": engine, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
+    less, more = (plan(**asked, memory=f"{size}MiB") for size in sorted(sizes))
+    assert less.num_blocks <= more.num_blocks
+    assert less.longest_fitting_len <= more.longest_fitting_len
+    assert less.fits <= more.fits
+    if less.max_model_len == more.max_model_len:
+        assert less.max_concurrency <= more.max_concurrency
+
+
 def test_a_budget_without_any_room_is_told_in_numbers():
     refused = plan(model="llama-3.1-70b", device="l4")
     assert (refused.num_blocks, refused.pool_tokens, refused.max_concurrency) == (0, 0, 0.0)
@@ -193,6 +209,15 @@ def test_unknown_architectures_and_odd_cuts_are_refused_not_guessed(tmp_path):
         plan(model="llama-3-8b", engine="octavo", device="h100")
     with pytest.raises(InvalidParameterError, match="device"):
         plan(model="llama-3-8b", engine="vllm")
+
+
+@pytest.mark.parametrize("model", ["openai-community/gpt2", "facebook/opt-125m", "bigcode/starcoder"])
+def test_no_engine_looks_positions_up_beyond_the_end_of_their_table(model):
+    limit = plan(model=model, device="h100", max_model_len="auto").max_model_len
+    assert plan(model=model, device="h100", max_model_len=limit).fits
+    with pytest.raises(InvalidParameterError, match="table, which ends at"):
+        plan(model=model, device="h100", max_model_len=limit + 1)
+    assert plan(model="llama-2-7b", device="h100", max_model_len=4097).fits, "angles can go on"
 
 
 def test_files_of_a_model_that_octavo_does_not_run_are_counted_by_their_headers(tmp_path):

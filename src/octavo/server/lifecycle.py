@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 from octavo.errors import InvalidParameterError, MachineError
 from octavo.llm.async_llm import AsyncLLM
 from octavo.server.app import create_app
+from octavo.server.connection import Connection
 from octavo.server.front import Front
 from octavo.server.security import read_keys
 from octavo.server.settings import MAX_HEADER_BYTES, ServerSettings
@@ -50,7 +51,7 @@ def web_config(app: ASGIApp) -> uvicorn.Config:
         lifespan="off",
         log_config=None,
         access_log=False,
-        http="h11",  # it bounds the headers
+        http=Connection,  # by h11, which bounds the headers
         ws="none",
         loop="asyncio",
         server_header=False,
@@ -118,7 +119,9 @@ class Lifecycle:
         front = Front(self._settings)
         self._server = _Server(web_config(front))
         loop = asyncio.get_running_loop()
-        for each in (signal.SIGTERM, signal.SIGINT):
+        # A terminal that is closed ends the server in order, too, unless nohup has said that it shall go on.
+        hangs_up = signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        for each in (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hangs_up else [])):
             loop.add_signal_handler(each, self._take_signal, each)
         serving = asyncio.create_task(self._server.serve(sockets=[sock]))
         while not self._server.started and not serving.done():  # noqa: ASYNC110 - uvicorn has no event for it
