@@ -37,7 +37,7 @@ def make_runner(runner: str, num_chosen: int, dtype: str = "f32", **options: Any
     spec, program = sparse(num_chosen)
     common = {"num_blocks": 64, "block_size": 16, "kv_cache_dtype": dtype, "poison": True} | options
     if runner == "reference":
-        kept = {name: value for name, value in common.items() if name not in ("threads",)}
+        kept = {name: value for name, value in common.items() if name != "threads"}
         return ReferenceRunner(spec, program, MODEL.weights, **kept)
     weights = pack_arrays(MODEL.weights, program, weight_dtype="f32")
     limits = {"threads": 1, "max_num_batched_tokens": 512, "max_num_seqs": 8}

@@ -121,8 +121,8 @@ class Attend:
     in float32; `out = sum softmax * v`.
 
     With `sparse_blocks` n, a query at position p reads the 16-token tiles 0 and p // 16 and the n - 2 others before it
-    with the highest `sum_d max(q_d * low_d, q_d * high_d)`, the lower tile where two are equal; `low` and `high` are the
-    least and greatest of its keys' dimensions as stored, rounded outward to bf16. See `models/sparse.py`.
+    with the highest `sum_d max(q_d * low_d, q_d * high_d)`, the lower tile where two are equal; `low` and `high` are
+    the least and greatest of its keys' dimensions as stored, rounded outward to bf16. See `models/sparse.py`.
     """
 
     qkv: BufferName

@@ -142,7 +142,7 @@ def _read_lanes(
     chosen: NDArray[np.bool_], num_kv_heads: int, query_shape: tuple[int, int], num_key_tiles: int
 ) -> NDArray[np.bool_]:
     """Spread chosen tiles over lanes: `[num_kv_heads, query tile, key tile, row, TILE_TOKENS]`."""
-    num_tokens, num_heads, num_chosen = chosen.shape
+    num_tokens, num_heads, _ = chosen.shape
     num_query_tiles, tile_rows = query_shape
     lanes = np.zeros((num_tokens, num_heads, num_key_tiles * TILE_TOKENS), np.bool_)
     spread = chosen.repeat(SPARSE_TILE_TOKENS, axis=2)[:, :, : lanes.shape[2]]
