@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.config.engine import EngineConfig
 from octavo.config.machine import Machine, read_machine
@@ -70,7 +70,9 @@ def assemble(
     """
     report = progress or ignore_progress
     model = open_model(fetch(config.model, progress=report).path)
-    resolved = resolve(config, machine or read_machine(), model_facts(model, config), purpose=purpose)
+    facts = model_facts(model, config)
+    model = replace(model, spec=facts.spec, program=facts.program)
+    resolved = resolve(config, machine or read_machine(), facts, purpose=purpose)
     card = make_card(resolved)
     if on_card is not None:
         on_card(card)
@@ -147,7 +149,7 @@ def _make_runner(model: OpenedModel, resolved: ResolvedConfig, report: Progress)
 
 
 def _make_kv_cache(model: OpenedModel, resolved: ResolvedConfig, events: EventLog) -> KVCache:
-    groups = [GroupSpec(window=group.window) for group in model.spec.kv_groups]
+    groups = [GroupSpec(window=group.window, num_sinks=group.num_sinks) for group in model.spec.kv_groups]
     if resolved.kv_allocator == "reserved":
         return ReservedKVCache(
             resolved.num_blocks,

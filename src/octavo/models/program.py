@@ -104,11 +104,17 @@ class RopeStore:
     permuted for the other pairing, and the loader undoes that). Angles come from `Rope`. Angle, cosine and sine are
     computed in double precision and rounded once to float32, so that all runners agree to the bit. Layers with
     `is_local` are rotated by the spec's `local_rope`. A rope without width rotates nothing.
+
+    Args:
+        sink_q: `[rows, num_heads * head_dim]`; filled with q rotated by `sink_position` instead of its own position.
+            Only of layers with sinks.
     """
 
     qkv: BufferName
     layer: int
     is_local: bool = False
+    sink_q: BufferName | None = None
+    sink_position: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +125,12 @@ class Attend:
     keys 0..p are visible; with window w, keys max(0, p - w + 1)..p. Query head h reads KV head
     `h // (num_heads // num_kv_heads)`. `score = (q . k) * scale`, with a softcap c then `c * tanh(score / c)`; softmax
     in float32; `out = sum softmax * v`.
+
+    With S sinks beside a window w, queries at p < S + w see keys 0..p. From p = S + w on they see keys 0..S - 1, scored
+    with `sink_q`, and keys p - w + 1..p, scored with q, in one softmax. `sink_q` is q rotated by S + w - 1: sinks keep
+    the distance that they had when the window last followed them.
+
+    Source: attention sinks and positions inside the cache, Xiao et al., arXiv:2309.17453.
     """
 
     qkv: BufferName
@@ -127,6 +139,8 @@ class Attend:
     scale: float
     window: int | None = None
     softcap: float = 0.0
+    num_sinks: int = 0
+    sink_q: BufferName | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
