@@ -59,7 +59,7 @@ struct AttentionCall {
   float* out;  // [num_tokens, num_heads * head_dim]
   int64_t out_stride;
   const std::byte* pool;
-  KvLayout layout;  // of the layer
+  KvLayout layout;                // of the layer
   const float* sink_q = nullptr;  // with sinks: query heads as they read those
   int64_t sink_q_stride = 0;
 };

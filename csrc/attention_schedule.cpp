@@ -141,8 +141,7 @@ int AttentionSchedule::num_full_splits(const AttentionBatch& batch, int request)
 
 int64_t AttentionSchedule::floats_of_partials(const RowBlock& block) const {
   const int num_parts = block.split_end - block.split_begin + (shape_.num_sinks > 0 ? 1 : 0);
-  return int64_t(num_parts) * (block.row_end - block.row_begin) *
-         partial_floats(shape_.head_dim) * shape_.num_kv_heads;
+  return int64_t(num_parts) * (block.row_end - block.row_begin) * partial_floats(shape_.head_dim) * shape_.num_kv_heads;
 }
 
 // Finds requests of few rows that hold the same blocks, split by split from the left.

@@ -68,8 +68,8 @@ bool gives_same_bits(AttentionShape shape, KvType type) {
 bool is_avx512_usable() {
   if (!has_avx512()) return false;
   for (const KvType type : {KvType::f32, KvType::f16, KvType::bf16, KvType::int8, KvType::fp8_e4m3, KvType::int4}) {
-    for (const AttentionShape shape :
-         {AttentionShape{3, 1, 64, 0}, AttentionShape{8, 1, 40, 0}, AttentionShape{2, 2, 100, 33}, AttentionShape{3, 1, 64, 33, 5}}) {
+    for (const AttentionShape shape : {AttentionShape{3, 1, 64, 0}, AttentionShape{8, 1, 40, 0},
+                                       AttentionShape{2, 2, 100, 33}, AttentionShape{3, 1, 64, 33, 5}}) {
       if (!gives_same_bits(shape, type)) return false;
     }
   }
