@@ -69,6 +69,15 @@ def test_narrow_terminals_get_a_narrow_card(octavo, monkeypatch):
     assert all(len(line) <= 80 for line in ran.out.splitlines() if not line.startswith("next:"))
 
 
+@pytest.mark.parametrize("columns", ["72", "80", "96"])
+def test_no_figure_is_cut_off_however_narrow_the_card(octavo, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    ran = octavo("plan", "gemma-3-27b", "--device", "h100", "--lengths", "1155:211", "--max-model-len", "32k")
+    assert "What each lever would do" in ran.out
+    assert "at lengths" in ran.out
+    assert "\N{HORIZONTAL ELLIPSIS}" not in ran.out
+
+
 def test_json_is_one_document_and_the_same_as_a_form_gets(octavo):
     from octavo.llm.plan import plan_document
 
@@ -154,6 +163,7 @@ def test_every_engine_option_can_be_asked_of_a_plan():
         (("llama-3-8b", "--device", "h100", "--engine-version", "newest"), "release"),
         (("llama-3-8b", "--lengths", "1:1", "--trace", "x"), "both say"),
         (("smollm2-135m", "--devices", "2", "--engine", "octavo"), "one process"),
+        (("smollm2-135m", "--num-blocks", "9", "--kv-cache-memory", "1GiB"), "both set the size"),
     ],
 )
 def test_what_is_not_understood_is_said_with_what_would_be(octavo, args, words):
@@ -161,6 +171,16 @@ def test_what_is_not_understood_is_said_with_what_would_be(octavo, args, words):
     assert ran.code in (1, 2)
     assert words in ran.err
     assert "internal" not in ran.err
+
+
+def test_names_from_a_file_cannot_steer_the_terminal(octavo, tmp_path):
+    name = "\x1b[31mEvil\x07ForCausalLM"
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+    ran = octavo("plan", str(tmp_path / "config.json"))
+    assert ran.code == 1
+    assert "Evil" in ran.err
+    assert not {"\x1b", "\x07"} & set(ran.err)
+    assert "\n  because" in ran.err
 
 
 def test_lists_are_complete_and_json(octavo):

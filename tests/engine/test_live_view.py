@@ -184,6 +184,16 @@ def test_rates_are_counted_second_by_second() -> None:
     }
 
 
+def test_answers_that_end_before_they_had_a_seat_are_counted() -> None:
+    """With one token each, all answers end in the step of their prompt, however few seats there are."""
+    rig, view = watched_rig(CoreSetup(max_num_seqs=2))
+    rig.add("a", 4, n=5, max_tokens=1)
+    rig.run_to_end(each_s=1)
+    rig.clock.time_s += 1
+
+    assert sum(document(rig, view)["rates"]["output_tokens_per_s"]) == 5
+
+
 def test_rates_and_percentiles_look_back_a_minute() -> None:
     rig, view = watched_rig()
     rig.add("a", 4, max_tokens=2)

@@ -173,6 +173,11 @@ def test_dtype_is_what_the_file_says_and_old_files_without_it_are_float32():
     assert read("gpt-oss-20b", torch_dtype=ABSENT, dtype=ABSENT).dtype == "bfloat16"
 
 
+def test_a_dtype_whose_bytes_are_not_known_is_refused_not_guessed():
+    with pytest.raises(UnsupportedModelError, match=r"torch_dtype is 'float8_e4m3fn'"):
+        read("llama-2-7b", torch_dtype="float8_e4m3fn")
+
+
 ODD_VALUES = st.one_of(
     st.none(),
     st.booleans(),

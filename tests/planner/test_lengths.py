@@ -91,6 +91,22 @@ def test_published_traces_are_read_as_they_are(tmp_path, text, classes):
     assert "trace" in lengths.source
 
 
+def test_marks_of_a_spreadsheet_and_whole_numbers_with_a_point_are_read(tmp_path):
+    path = tmp_path / "trace"
+    path.write_bytes(b"\xef\xbb\xbfContextTokens,GeneratedTokens\r\n10,5.0\r\n")
+    assert [(each.num_prompt_tokens, each.num_output_tokens) for each in read_trace(path).classes] == [(10, 5)]
+    path.write_text('{"input_length": 1e3, "output_length": 5.0}\n')
+    assert [(each.num_prompt_tokens, each.num_output_tokens) for each in read_trace(path).classes] == [(1000, 5)]
+
+
+def test_parts_of_a_token_and_cells_without_an_end_are_refused(tmp_path):
+    path = tmp_path / "trace"
+    for text in ("10.7,5", "nan,5", "inf,5", "1,-5", '"' + "x" * 200_000):
+        path.write_text(f"ContextTokens,GeneratedTokens\n{text}\n")
+        with pytest.raises(InvalidParameterError):
+            read_trace(path)
+
+
 def test_a_file_without_lengths_is_refused_with_the_columns_that_are_known(tmp_path):
     path = tmp_path / "trace"
     for text in ("a,b\n1,2\n", '{"a": 1}\n', "{nonsense", "", "ContextTokens,GeneratedTokens\n5,0\n", "\0"):

@@ -195,6 +195,15 @@ def test_unknown_architectures_and_odd_cuts_are_refused_not_guessed(tmp_path):
         plan(model="llama-3-8b", engine="vllm")
 
 
+@pytest.mark.parametrize("model", ["openai-community/gpt2", "facebook/opt-125m", "bigcode/starcoder"])
+def test_no_engine_looks_positions_up_beyond_the_end_of_their_table(model):
+    limit = plan(model=model, device="h100", max_model_len="auto").max_model_len
+    assert plan(model=model, device="h100", max_model_len=limit).fits
+    with pytest.raises(InvalidParameterError, match="table, which ends at"):
+        plan(model=model, device="h100", max_model_len=limit + 1)
+    assert plan(model="llama-2-7b", device="h100", max_model_len=4097).fits, "angles can go on"
+
+
 def test_files_of_a_model_that_octavo_does_not_run_are_counted_by_their_headers(tmp_path):
     config = dict(find_model("microsoft/phi-2").config)
     (tmp_path / "config.json").write_text(json.dumps(config))

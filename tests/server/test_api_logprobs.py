@@ -162,3 +162,44 @@ def test_chats_are_formatted_online_as_offline(client: httpx.Client, offline: LL
 
     assert answer["choices"][0]["message"]["content"] == output.outputs[0].text
     assert answer["usage"]["prompt_tokens"] == len(output.prompt_token_ids)
+
+
+@pytest.mark.parametrize("n", [1, 64])
+def test_more_scores_of_a_prompt_than_anyone_reads_are_refused_before_they_are_computed(client: httpx.Client, n: int):
+    """A single request could otherwise fill the memory: a thousand candidates, for each token, in each choice."""
+    prompt = [5 + index % 400 for index in range(900)]
+    most = 2**18 // (len(prompt) * n) - 1
+    asked = {"prompt": prompt, "max_tokens": 1, "n": n}
+    for field, fields in (("prompt_logprobs", {}), ("logprobs", {"echo": True})):
+        refused = client.post("/v1/completions", json={**asked, **fields, field: most + 1})
+        assert refused.status_code == 400, refused.text[:200]
+        error = refused.json()["error"]
+        assert error["param"] == field and "262,144" in error["message"]
+    scores = complete(client, **asked, prompt_logprobs=most)["choices"][-1]["prompt_logprobs"]
+    assert len(scores) == 900 and all(len(each) >= most for each in scores[1:])
+
+
+def test_a_chat_lists_the_scores_of_its_prompt_once(client: httpx.Client):
+    body = {"messages": [{"role": "user", "content": "a" * 600}], "max_tokens": 1, "prompt_logprobs": 1024}
+    refused = client.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt_logprobs"
+    answer = client.post("/v1/chat/completions", json={**body, "prompt_logprobs": 2, "n": 2}).json()
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_offsets_of_an_echo_count_the_special_tokens_that_its_text_shows(client: httpx.Client, skips: bool):
+    marked = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    for prompt in (marked, client.post("/tokenize", json={"prompt": marked}).json()["tokens"]):
+        body = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0, "skip_special_tokens": skips}
+        choice = complete(client, **body)["choices"][0]
+        scores, text = choice["logprobs"], choice["text"]
+        assert ("<|im_end|>" in text) == (prompt is marked or not skips)
+        shown = [
+            (token, offset)
+            for token, offset in zip(scores["tokens"], scores["text_offset"], strict=True)
+            if token in text  # the marks of ids are skipped where that is asked for
+        ]
+        assert len(shown) >= len(scores["tokens"]) - 3 and shown[-1][1] == len(text) - 1
+        for token, offset in shown:
+            assert text[offset : offset + len(token)] == token

@@ -122,6 +122,12 @@ def test_no_other_page_may_read_unless_it_is_named(tiny_model: str):
             f"{server.url}/v1/completions", headers={**page, "Access-Control-Request-Method": "POST"}
         )
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
+        # OpenAI's client for browsers tells the server about itself, and a browser asks for each header.
+        wanted = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-stainless-os"}
+        assert httpx.options(f"{server.url}/v1/completions", headers={**page, **wanted}).status_code == 200
+        other = {"Origin": "https://other.example", **wanted}
+        answer = httpx.options(f"{server.url}/v1/completions", headers=other)
+        assert answer.status_code == 400 and "access-control-allow-origin" not in answer.headers
         refused = httpx.get(f"{server.url}/v1/models", headers=page)
         assert refused.status_code == 401 and "access-control-allow-origin" in refused.headers
 

@@ -28,6 +28,7 @@ from octavo.testing.server_rest import read_metrics, wait_for_rest
 SITE = Path(__file__).parents[2] / "docs" / "nginx.conf"
 PAUSE_S = 0.1
 """Between two requests of a steady load."""
+PATIENCE_S = 2.0
 ENOUGH = 400
 needs_nginx = pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
 
@@ -159,7 +160,7 @@ def long_request() -> KnownRequest:
 
 
 class Behind:
-    """A scripted server behind an nginx that gives up after a second of silence."""
+    """A scripted server behind an nginx that gives up after two seconds of silence."""
 
     def __init__(self, llm: ScriptedLLM, folder: Path, *, keep_alive: float) -> None:
         self._server = LocalServer(llm, ServerSettings(enable_operator=True, keep_alive=keep_alive))
@@ -168,7 +169,7 @@ class Behind:
     def __enter__(self) -> Nginx:
         self._server.__enter__()
         port = int(self._server.url.rpartition(":")[2])
-        self._proxy = Nginx(SITE, self._folder, ports=(port,), read_timeout_s=1.0)
+        self._proxy = Nginx(SITE, self._folder, ports=(port,), read_timeout_s=PATIENCE_S)
         return self._proxy.__enter__()
 
     def __exit__(self, *error: object) -> None:
@@ -189,7 +190,7 @@ def test_a_wait_longer_than_nginx_has_patience_survives_by_comments_and_by_nothi
         )
         client.start()
         if fate == "answered":
-            time.sleep(2.5)  # what is tested: longer than the second after which nginx would have given up
+            time.sleep(2 * PATIENCE_S)  # what is tested: longer than nginx would have waited in silence
             assert client.is_alive()
         else:
             wait_for(lambda: not client.is_alive())
@@ -204,13 +205,14 @@ def test_a_wait_longer_than_nginx_has_patience_survives_by_comments_and_by_nothi
 
 @needs_nginx
 def test_deltas_pass_nginx_as_they_come(llm: ScriptedLLM, tmp_path: Path, long_request: KnownRequest):
-    llm.runner.pause_s = 0.01
+    llm.runner.pause_s = 0.05
     with Behind(llm, tmp_path, keep_alive=15.0) as proxy:
         body = long_request.ask(with_scores=False).body
         with httpx.stream("POST", f"{proxy.url}/v1/completions", json=body, timeout=30) as answer:
             lines = answer.iter_lines()
             first = next(lines)
             was_running = llm.health.num_running
+            llm.runner.pause_s = 0.0
             *_, last = [line for line in lines if line]
 
     assert json.loads(first.removeprefix("data: "))["choices"][0]["text"]

@@ -293,6 +293,7 @@ def _octavo(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow  # what sockets hold has to be exceeded: 10 MB of answer
 def test_a_slow_reader_has_the_time_of_the_drain_to_read_its_answer(tiny_model: str):
     """It reads only after the answer has been computed and the drain is over, and gets all of it."""
     # About 10 MB: more than the sockets on the way can hold.

@@ -172,6 +172,8 @@ def _report(text: str, *, code: str, message: str, hints: Sequence[str] = (), is
     if is_json:
         error = {"code": code, "message": message, "hints": list(hints)}
         click.echo(json.dumps({"schema": "octavo.error/1", "error": error}))
+    # Names out of files stand in messages, and must not steer the terminal.
+    text = "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in text)
     if sys.stderr is not None and sys.stderr.isatty() and "NO_COLOR" not in os.environ:
         head, colon, rest = text.partition(":")
         text = click.style(head + colon, fg="red", bold=True) + rest

@@ -231,7 +231,7 @@ def _ms(seconds: float) -> str:
 
 def _levers_table(plan: Plan) -> Table:
     has_lengths = plan.concurrency_at_lengths is not None
-    table = _table("", ">", ">", ">", *((">",) if has_lengths else ()))
+    table = _table("<", ">", ">", ">", *((">",) if has_lengths else ()))
     heads = ["KV a token", "requests at once", "gain", *(("at lengths",) if has_lengths else ())]
     table.add_row("", *(Text(head, style="dim") for head in heads))
     own: list[str | Text] = ["as planned", format_bytes(plan.kv_bytes_per_token), f"{plan.max_concurrency:,.2f}", ""]
@@ -310,8 +310,9 @@ def _parameters(count: int) -> str:
 
 
 def _table(*columns: str) -> Table:
-    """Return a table without lines; `>` is a column of numbers."""
+    """Return a table without lines; `>` is a column of numbers, `<` of words that are broken where it is narrow."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(columns):
-        table.add_column(justify="right" if column == ">" else "left", no_wrap=column == ">" or index == 0)
+        is_whole = column == ">" or (index == 0 and column != "<")
+        table.add_column(justify="right" if column == ">" else "left", no_wrap=is_whole)
     return table

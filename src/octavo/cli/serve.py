@@ -68,6 +68,9 @@ def command(asked: AskedConfig, settings: ServerSettings, output: Output) -> Non
 
     def on_ready(llm: AsyncLLM, address: str) -> None:
         name = _served_names(llm, settings)[0]
+        if not output.is_quiet:
+            click.echo(f"ready on {address}\n{_curl(address, name, settings)}", err=True)
+        # Last: a program that reads it finds all the rest said.
         if output.is_json:
             document = {
                 "schema": "octavo.serve/1",
@@ -76,8 +79,6 @@ def command(asked: AskedConfig, settings: ServerSettings, output: Output) -> Non
                 "card": llm.card.as_dict(),
             }
             click.echo(json.dumps(document, ensure_ascii=False))
-        if not output.is_quiet:
-            click.echo(f"ready on {address}\n{_curl(address, name, settings)}", err=True)
 
     lifecycle = Lifecycle(load, settings, on_listening=on_listening, on_ready=on_ready)
     code = lifecycle.run()

@@ -49,7 +49,7 @@ def ask(*sources: Source) -> AskedConfig:
         InvalidParameterError: a value is not allowed, or one place sizes the KV pool twice; `param` is the spelling of
             the place that gave it.
     """
-    overruled = _overruled_pool_sizes(sources)
+    overruled = overruled_pool_sizes(sources)
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for each in OPTIONS:
@@ -69,10 +69,13 @@ def _speaker(sources: Sequence[Source], name: str) -> Source | None:
     return next((source for source in sources if source.values.get(name) is not None), None)
 
 
-def _overruled_pool_sizes(sources: Sequence[Source]) -> Sequence[str]:
+def overruled_pool_sizes(sources: Sequence[Source]) -> Sequence[str]:
     """Return the options that size the KV pool, less the one whose source is the strongest.
 
     They exclude each other, so a flag for one of them overrules a variable for another, as it would for the same one.
+
+    Raises:
+        InvalidParameterError: one place sizes the KV pool twice.
     """
     strongest = next((each for each in sources if any(each.values.get(name) is not None for name in POOL_SIZES)), None)
     if strongest is None:

@@ -149,7 +149,8 @@ class LiveView:
         return num_following
 
     def _take_tokens_of(self, request_id: RequestId, times: RequestTimes, second: Second, now_s: float) -> int:
-        num_seen, token_s = self._num_tokens_seen[request_id], times.token_s
+        # An answer of one token may end before it was ever forked or admitted, when all seats are taken.
+        num_seen, token_s = self._num_tokens_seen.get(request_id, 0), times.token_s
         self._num_tokens_seen[request_id] = len(token_s)
         if num_seen == 0:
             self._latency["ttft_s"].add(now_s, token_s[0] - times.arrival_s)

@@ -114,6 +114,11 @@ class ModelShape:
         return sum(tensor.num_elements for tensor in self.tensors)
 
     @property
+    def has_learned_positions(self) -> bool:
+        """Whether positions are looked up in a table, so that there are none beyond it."""
+        return any(tensor.name == "wpe.weight" for tensor in self.tensors)
+
+    @property
     def num_active_parameters(self) -> int:
         """Parameters that one token uses: all but the experts it is not routed to.
 

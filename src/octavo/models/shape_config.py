@@ -96,6 +96,7 @@ _MULTIMODAL_FAMILIES: dict[str, Callable[[Fields], ShapeDraft]] = {
     "Qwen3_5MoeForConditionalGeneration": of_text(hybrid.draft_qwen3_next),
     "SmolVLMForConditionalGeneration": multimodal.draft_by_text_type,
 }
+_DTYPES = ("float32", "float", "float16", "half", "bfloat16")
 _ALL_FAMILIES = _FAMILIES | _MULTIMODAL_FAMILIES
 
 
@@ -158,7 +159,13 @@ def _dtype(fields: Fields) -> str:
     """
     for name in ("dtype", "torch_dtype"):
         if name in fields:
-            return fields.text(name)
+            dtype = fields.text(name)
+            if dtype not in _DTYPES:
+                raise UnsupportedModelError(
+                    f"{fields.describe(name)}, of which we do not know how it is stored",
+                    because=f"the known ones are {', '.join(_DTYPES)}",
+                )
+            return dtype
     return "bfloat16" if "quantization_config" in fields else "float32"
 
 

@@ -92,6 +92,8 @@ class Lengths:
     def up_to(self, max_model_len: int) -> Lengths | None:
         """Return those requests that a limit lets in; `None` when it lets in none."""
         kept = tuple(each for each in self.classes if each.num_tokens <= max_model_len)
+        if len(kept) == len(self.classes):
+            return self  # with the sums that it has made
         return Lengths(classes=kept, source=self.source) if kept else None
 
     def mean_held(self, held: Callable[[int], float], *, step: int) -> float:
@@ -104,12 +106,21 @@ class Lengths:
             held: What a request of n tokens holds; it changes only where n passes a multiple of `step`, or evenly with
                 every token if that is 1.
         """
-        sums = _StepSums(held, step, longest=max(each.num_tokens for each in self.classes))
-        total = steps = 0.0
+        sums = _StepSums(held, step, longest=max(self._weights_by_end))
+        total = sum(weight * sums.up_to(num_tokens) for num_tokens, weight in self._weights_by_end.items())
+        return total / sum(each.weight * each.num_output_tokens for each in self.classes)
+
+    @cached_property
+    def _weights_by_end(self) -> Mapping[int, int]:
+        """How often a sum of steps ends at so many tokens, less how often one begins there.
+
+        A long trace has as many classes as requests, and far fewer lengths.
+        """
+        weights: dict[int, int] = {}
         for each in self.classes:
-            total += each.weight * (sums.up_to(each.num_tokens) - sums.up_to(each.num_prompt_tokens))
-            steps += each.weight * each.num_output_tokens
-        return total / steps
+            weights[each.num_tokens] = weights.get(each.num_tokens, 0) + each.weight
+            weights[each.num_prompt_tokens] = weights.get(each.num_prompt_tokens, 0) - each.weight
+        return weights
 
 
 class _StepSums:
@@ -165,8 +176,10 @@ def read_trace(path: Path, *, param: str = "trace") -> Lengths:
         InvalidParameterError: no such file, or no lengths in it.
     """
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             pairs = list(_pairs(file.read(), path, param))
+    except csv.Error as error:
+        raise InvalidParameterError(f"{path} is neither CSV nor JSON lines: {error}", param=param) from error
     except OSError as error:
         raise InvalidParameterError(f"cannot read {path}: {error.strerror}", param=param) from error
     except UnicodeDecodeError as error:
@@ -226,8 +239,10 @@ def _lengths_of(row: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def _whole(value: object) -> int | None:
     try:
-        number = int(float(value)) if isinstance(value, str) else value
-    except (ValueError, OverflowError):
+        number = float(value) if isinstance(value, str) else value
+    except ValueError:
         return None
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
     is_whole = isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= _MAX_TOKENS
     return number if is_whole else None  # type: ignore[return-value]  # narrowed by is_whole

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from octavo.errors import CapacityError, InvalidParameterError
+from octavo.models.shape import ModelShape
 from octavo.planner.block_counts import longest_fitting
 from octavo.planner.calibrate import Calibration
 from octavo.planner.devices import Device
@@ -102,6 +103,7 @@ def size_other(
     """
     shape = subject.shape
     length_limit = question.max_model_len or shape.max_position
+    _check_positions(shape, length_limit)
     seen = visible if device is None else visible or device.visible
     assert seen is not None, "the sizer asks for a device"
     budget, weights_as = _budget(question, subject, device, visible, ranks, calibration)
@@ -254,6 +256,16 @@ def _notes(budget: EngineBudget, subject: Subject, length_limit: int) -> tuple[s
         estimate = "is in the weights by a rule" if forward_shape(subject.shape).sees_images else "comes on top"
         notes.append(f"the configuration does not size the {uncounted}; what it takes {estimate}")
     return tuple(notes)
+
+
+def _check_positions(shape: ModelShape, length_limit: int) -> None:
+    if shape.has_learned_positions and length_limit > shape.max_position:
+        raise InvalidParameterError(
+            f"{length_limit:,} tokens are more than {shape.name} takes",
+            param="max_model_len",
+            because=f"it looks positions up in a table, which ends at {shape.max_position:,}",
+            hints=(f"`--max-model-len {shape.max_position}`",),
+        )
 
 
 def _check_ranks(num_heads: int, num_layers: int, tensor: int, stages: int) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from octavo.config.engine import OPTIONS, POOL_SIZES, EngineConfig, find_option
+from octavo.config.engine import OPTIONS, EngineConfig, find_option
 from octavo.config.option import Option, did_you_mean, option
-from octavo.config.sources import Source
+from octavo.config.sources import Source, overruled_pool_sizes
 from octavo.errors import InvalidParameterError
 from octavo.planner.lengths import Lengths, parse_lengths
 from octavo.units import parse_duration_s
@@ -250,11 +250,12 @@ def question_from(*sources: Source) -> PlanQuestion:
     Raises:
         InvalidParameterError: a value is not allowed; `param` is the spelling of the place that gave it.
     """
+    overruled = overruled_pool_sizes(sources)
     values: dict[str, Any] = {}
     is_length_auto = False
     for each in PLAN_OPTIONS:
         source = next((source for source in sources if source.values.get(each.name) is not None), None)
-        if source is None or (each.name in POOL_SIZES and any(name in values for name in POOL_SIZES)):
+        if source is None or each.name in overruled:
             continue
         value = source.values[each.name]
         if isinstance(value, str) and value.strip().lower() == AUTO and each.auto:

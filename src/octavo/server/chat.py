@@ -5,6 +5,7 @@ As in `completions.py`, one fold makes the pieces of an answer, so that a stream
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
@@ -107,6 +108,8 @@ class Chat:
     ) -> None:
         self._service = service
         self._body = body
+        if body.prompt_logprobs is not None:
+            service.check_scores(len(prompt.token_ids) * (body.prompt_logprobs + 1), "prompt_logprobs")
         head = {"id": request_id, "created": int(time.time()), "model": model}
         self._head = {**head, "system_fingerprint": service.fingerprint}
         self.messages = [
@@ -145,7 +148,8 @@ class Chat:
         ]
         answer = {**self._head, "object": "chat.completion", "choices": made, "usage": self._usage.body()}
         if self._body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = prompt_logprobs(scores, self._service.llm.tokenizer)
+            tokenizer = self._service.llm.tokenizer
+            answer["prompt_logprobs"] = await asyncio.to_thread(prompt_logprobs, scores, tokenizer)
         return answer
 
     async def chunks(self, answers: Answers) -> AsyncGenerator[str, None]:

@@ -6,6 +6,7 @@ same by construction.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ class _Choice:
             tokenizer,
             skips_special=body.skip_special_tokens,
             strips_space=tokenizer.strips_leading_space and (body.echo or not self._has_text(prompt.token_ids)),
+            written=(prompt.text or "") if body.echo else "",
         )
 
     def push(self, delta: OutputDelta) -> list[Piece]:
@@ -162,6 +164,10 @@ class Completion:
             "system_fingerprint": service.fingerprint,
         }
         params = body.sampling_params()
+        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        if params.prompt_logprobs is not None:
+            asked_by = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+            service.check_scores(num_prompt_tokens * (params.prompt_logprobs + 1) * body.n, asked_by)
         self.messages = [
             EngineRequest(
                 request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
@@ -179,7 +185,7 @@ class Completion:
             for prompt, scores in zip(prompts, self._scores, strict=True)
             for _ in range(body.n)
         ]
-        self._usage = Usage(sum(len(prompt.token_ids) for prompt in prompts))
+        self._usage = Usage(num_prompt_tokens)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
         """Return the whole answer."""
@@ -201,7 +207,8 @@ class Completion:
             for index, choice in enumerate(choices)
         ]
         if self._body.prompt_logprobs is not None:
-            scores = [prompt_logprobs(each.entries, self._service.llm.tokenizer) for each in self._scores]
+            tokenizer = self._service.llm.tokenizer
+            scores = [await asyncio.to_thread(prompt_logprobs, each.entries, tokenizer) for each in self._scores]
             for choice in made:
                 choice["prompt_logprobs"] = scores[choice["index"] // self._body.n]
         return {**self._head, "choices": made, "usage": self._usage.body()}

@@ -138,7 +138,8 @@ def _from_validation(error: RequestValidationError) -> ApiError:
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         message = "there is no such field"
-        hints = did_you_mean(param.rpartition(".")[2], _FIELDS)
+        name = param.rpartition(".")[2]
+        hints = () if name in _FIELDS else did_you_mean(name, _FIELDS)  # the other endpoint may have it
         message += f" ({hints[0]})" if hints else ""
     elif first["type"] == "missing":
         message = "is missing"
@@ -151,6 +152,6 @@ def _path(places: Sequence[int | str]) -> str:
     for place in places[1:] if places and places[0] in ("body", "query", "path", "header") else places:
         if isinstance(place, int):
             path += f"[{place}]"
-        elif place and not place.startswith("function-") and place not in ("str", "int", "float", "bool"):
+        elif place and not place.startswith(("function-", "literal[")) and place not in ("str", "int", "float", "bool"):
             path += f".{place}" if path else place
     return path

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 from octavo.errors import InvalidParameterError, MachineError
 from octavo.llm.async_llm import AsyncLLM
 from octavo.server.app import create_app
+from octavo.server.connection import Connection
 from octavo.server.front import Front
 from octavo.server.security import read_keys
 from octavo.server.settings import MAX_HEADER_BYTES, ServerSettings
@@ -50,7 +51,7 @@ def web_config(app: ASGIApp) -> uvicorn.Config:
         lifespan="off",
         log_config=None,
         access_log=False,
-        http="h11",  # it bounds the headers
+        http=Connection,  # by h11, which bounds the headers
         ws="none",
         loop="asyncio",
         server_header=False,

@@ -21,13 +21,17 @@ class TokenSpelling:
         skips_special: Special tokens add nothing.
         strips_space: The text is the first of its sequence, and the tokenizer takes a space from its start.
         offset: Characters before the text, for `text_offset`.
+        written: What the text begins with as somebody wrote it: special tokens are seen where they stand in it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skips_special: bool, strips_space: bool, offset: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skips_special: bool, strips_space: bool, offset: int = 0, written: str = ""
+    ) -> None:
         self._tokenizer = tokenizer
         self._skips_special = skips_special
         self._strips_space = strips_space
         self._pending = b""
+        self._written = written
         self.offset = offset
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -54,12 +58,17 @@ class TokenSpelling:
     def push(self, token_id: int) -> int:
         """Take the next token; return the offset of the character that it begins or goes on with."""
         start = self.offset
-        data = self._pending + self.bytes_of(token_id)
+        data = self._pending + (self._mark_written(token_id) or self.bytes_of(token_id))
         self._strips_space = self._strips_space and not self._visible(token_id)
         text, num_decoded = codecs.utf_8_decode(data, "replace", False)
         self._pending = data[num_decoded:]
         self.offset += len(text)
         return start
+
+    def _mark_written(self, token_id: int) -> bytes:
+        """Return a special token that stands here in what was written, rather than having been put around it."""
+        mark = (self._tokenizer.token(token_id) or "") if self._tokenizer.is_special(token_id) else ""
+        return mark.encode() if self._written.startswith(mark, self.offset) else b""
 
     def _visible(self, token_id: int) -> bytes:
         is_hidden = self._skips_special and self._tokenizer.is_special(token_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -124,4 +125,8 @@ async def _answer(
     answers = await while_connected(request, _start(service, call, structured_by=structured_by))
     if is_stream:
         return EventStream(call.chunks(answers), keep_alive_s=service.settings.keep_alive, on_end=answers.close)
-    return json_response(await while_connected(request, call.whole(answers)))
+    whole = await while_connected(request, call.whole(answers))
+    params = call.messages[0].params
+    if params.logprobs is None and params.prompt_logprobs is None:
+        return json_response(whole)
+    return await asyncio.to_thread(json_response, whole)  # scores are megabytes, and others' streams go on

@@ -23,6 +23,8 @@ from octavo.server.tool_parsers.formats import detect_tool_format
 from octavo.version import __version__
 
 T = TypeVar("T")
+MAX_PROMPT_SCORES = 2**18
+"""Candidates for prompt tokens that one answer lists, all its choices together; some 20 MB of JSON."""
 
 
 class Service:
@@ -121,6 +123,23 @@ class Service:
         if num_chars > self.settings.max_prompt_chars:
             raise InvalidParameterError(
                 f"{num_chars:,} characters, at most {self.settings.max_prompt_chars:,} are read", param=param
+            )
+
+    def check_scores(self, num_scores: int, param: str) -> None:
+        """Refuse a list of scores that would fill the memory, and hold up everyone while it is made.
+
+        Args:
+            num_scores: Candidates for tokens of the prompts, counted again for each choice that repeats them.
+
+        Raises:
+            InvalidParameterError: naming `param`.
+        """
+        if num_scores > MAX_PROMPT_SCORES:
+            raise InvalidParameterError(
+                f"the answer would list {num_scores:,} scores of prompt tokens",
+                param=param,
+                because=f"at most {MAX_PROMPT_SCORES:,} are listed, all choices together",
+                hints=("ask for fewer candidates, fewer answers, or send shorter prompts",),
             )
 
     def check_answers(self, num_prompts: int, n: int) -> None:
