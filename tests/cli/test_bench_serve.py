@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -222,6 +223,19 @@ def test_the_key_is_sent_and_a_missing_one_is_explained(octavo, script: Script, 
 def test_a_server_that_is_not_there_is_one_clear_error(octavo, workload: str) -> None:
     ran = octavo("bench", "serve", "--base-url", "http://127.0.0.1:9/v1", "--workload", workload)
     assert ran.code == 1 and "no server answers at 127.0.0.1:9" in ran.err and "octavo serve" in ran.err
+
+
+def test_a_server_that_says_nothing_is_not_waited_for_beyond_the_timeout(octavo, workload: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}/v1"
+        ran = octavo("bench", "serve", "--base-url", url, "--workload", workload, "--timeout", "0.2")
+    assert ran.code == 1 and "does not answer within 0.2 s" in ran.err
+
+
+@pytest.mark.parametrize("option", ["--request-rate", "--timeout"])
+def test_a_rate_that_is_no_number_is_refused(octavo, workload: str, option: str) -> None:
+    ran = octavo("bench", "serve", "--base-url", "http://127.0.0.1:9/v1", "--workload", workload, option, "nan")
+    assert ran.code == 2 and "nan is no finite number" in ran.err
 
 
 def test_an_address_without_scheme_is_refused(octavo, workload: str) -> None:

@@ -139,6 +139,11 @@ def test_one_moment_is_drawn_or_written_as_a_document(octavo, server: LocalServe
     assert document.code == 0 and json.loads(document.out)["schema"] == "octavo.kv/1"
 
 
+def test_the_address_of_the_api_is_taken_as_well(octavo, server: LocalServer) -> None:
+    ran = octavo("top", f"{server.url}/v1/", "--once", "--json", "--api-key", "secret")
+    assert ran.code == 0 and json.loads(ran.out)["schema"] == "octavo.kv/1"
+
+
 def test_a_missing_key_is_explained(octavo, server: LocalServer) -> None:
     ran = octavo("top", server.url, "--once")
     assert ran.code == 1 and "401" in ran.err and "--api-key" in ran.err

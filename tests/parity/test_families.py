@@ -6,12 +6,17 @@ prompt. Configurations and tensor names are the real ones, as on the hub.
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub.errors import StrictDataclassError
 
 from octavo.core.ports import Runner
+from octavo.errors import ModelFileError
+from octavo.models.config import spec_from_hf
 from octavo.models.load import OpenedModel, open_model
 from octavo.models.weights import WeightSource
 from octavo.runtime.reference_runner import ReferenceRunner
@@ -60,7 +65,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3",
         {**_COMMON, "head_dim": 16, "sliding_window": 20, "num_hidden_layers": 7, "query_pre_attn_scalar": 16},
     ),
+    "gemma3 listed": (
+        "Gemma3",
+        {
+            **_COMMON,
+            "head_dim": 48,
+            "sliding_window": 17,
+            "final_logit_softcapping": 3.0,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
     "phi3": ("Phi3", _COMMON),
+    "phi3 partial": ("Phi3", {**_COMMON, "hidden_size": 128, "partial_rotary_factor": 0.75}),
     "phi3 window": ("Phi3", {**_COMMON, "sliding_window": 20}),
     "phi3 long": (
         "Phi3",
@@ -72,10 +92,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("Olmo2", _COMMON),
     "mixtral": ("Mixtral", {**_COMMON, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral alone": ("Mixtral", {**_COMMON, "num_local_experts": 4, "num_experts_per_tok": 1}),
     "mixtral window": ("Mixtral", {**_COMMON, "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 20}),
     "qwen3_moe": (
         "Qwen3Moe",
         {**_COMMON, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    ),
+    "qwen3_moe window": (
+        "Qwen3Moe",
+        {
+            **_COMMON,
+            "head_dim": 16,
+            "num_experts": 3,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 1,
+        },
     ),
     "qwen3_moe normalised": (
         "Qwen3Moe",
@@ -90,6 +124,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 _CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+_OLDER_NAMES = {"rope_parameters": "rope_scaling"}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -108,8 +143,8 @@ def make_model(name: str) -> Any:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    family, changes = FAMILIES[name]
-    config = getattr(transformers, _CONFIGS.get(family, f"{family}Config"))(**changes)
+    family, _ = FAMILIES[name]
+    config = make_config(name)
     config._attn_implementation = "eager"
     suffix = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
     torch.manual_seed(0)
@@ -120,6 +155,16 @@ def make_model(name: str) -> Any:
             is_norm = parameter.ndim == 1 and parameter_name.endswith("weight")
             parameter.copy_(parameter + noise if is_norm else noise)
     return model.eval()
+
+
+def make_config(name: str, *, without: str | None = None) -> Any:
+    """Return a family's configuration as transformers has it, with its own default for one field."""
+    import transformers
+
+    family, changes = FAMILIES[name]
+    kind = getattr(transformers, _CONFIGS.get(family, f"{family}Config"))
+    names = {without, _OLDER_NAMES.get(without or "")}
+    return kind(**{field: value for field, value in changes.items() if field not in names})
 
 
 def logits_of(model: Any, token_ids: list[int]) -> Logits:
@@ -198,6 +243,28 @@ def test_parameters_are_counted_to_the_last_one(case):
     assert open_model(folder).spec.num_parameters == sum(each.numel() for each in model.parameters())
 
 
+def test_what_a_file_leaves_out_is_as_in_the_familys_own_configuration(case):
+    name, _, folder = case
+    config = json.loads((folder / "config.json").read_text())
+    whole = replace(spec_from_hf(config, where="whole", name="x"), bos_token_id=None, eos_token_ids=())
+    left_out = []
+    for field, value in config.items():
+        try:
+            default = make_config(name, without=field).to_dict().get(field)
+        except StrictDataclassError:  # other fields rely on this one
+            continue
+        if default != value:
+            continue
+        try:
+            spec = spec_from_hf({key: config[key] for key in config if key != field}, where=field, name="x")
+        except ModelFileError as error:
+            assert "is missing" in error.message
+            continue
+        assert replace(spec, bos_token_id=None, eos_token_ids=()) == whole, f"without {field}"
+        left_out.append(field)
+    assert len(left_out) > 5
+
+
 def test_what_sets_a_family_apart_reaches_its_program(case):
     """Guards the comparisons above: a cap, window, norm or second rotation that is left out must change something."""
     name, _, folder = case
@@ -206,10 +273,14 @@ def test_what_sets_a_family_apart_reaches_its_program(case):
     parts = {
         "gemma2": spec.attention_softcap and spec.logits_softcap and windows.count(20) == windows.count(None),
         "gemma3": spec.local_rope is not None and spec.local_rope != spec.rope and 20 in windows,
+        "gemma3 listed": windows == [None, None, 17] and spec.rope.kind == "linear" and spec.logits_softcap,
+        "phi3 partial": 0 < spec.rope.rotary_dim < spec.head_dim,
         "phi3 window": windows == [20],
         "phi3 long": spec.rope.kind == "longrope" and spec.max_position == 256,
         "olmo2": spec.norm_places == "after" and spec.qk_norm_spans_heads,
         "gpt_bigcode": spec.num_kv_heads == 1,
+        "mixtral alone": spec.mixture is not None and spec.mixture.num_active == 1,
+        "qwen3_moe window": windows == [20],
         "mixtral window": spec.mixture is not None and spec.mixture.num_active == 3 and windows == [20],
         "qwen3_moe": spec.mixture is not None and not spec.mixture.is_normalised and spec.qk_norm,
         "qwen3_moe normalised": spec.mixture is not None and spec.mixture.is_normalised,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,9 @@ import gguf
 import numpy as np
 import pytest
 
+from octavo.errors import UnsupportedModelError
+from octavo.models.gguf_config import spec_from_gguf
+from octavo.models.gguf_file import read_gguf_header
 from octavo.models.load import open_model
 from octavo.testing.dense_model import DenseModel
 
@@ -150,3 +154,38 @@ def test_a_file_gives_the_spec_of_its_folder(case):
     assert from_file.kv_groups == from_folder.kv_groups
     assert from_file.num_parameters == from_folder.num_parameters, name
     assert open_model(path).program == open_model(folder).program
+
+
+@pytest.mark.parametrize("case", ["gemma2"], indirect=True)
+def test_caps_that_a_file_leaves_out_are_those_of_the_family(case):
+    header = read_gguf_header(case[2])
+    fields = {name: value for name, value in header.metadata.items() if not name.endswith("softcapping")}
+    assert len(fields) == len(header.metadata) - 2
+
+    spec = spec_from_gguf(replace(header, metadata=fields))
+
+    assert (spec.attention_softcap, spec.logits_softcap) == (50, 30)
+
+
+@pytest.mark.parametrize(
+    ("case", "field", "value"),
+    [
+        ("olmo2", "olmo2.attention.sliding_window", 64),
+        ("gemma3", "gemma3.attention.sliding_window_pattern", 4),
+        ("gemma3", "gemma3.attention.sliding_window_pattern", [True, False] * 3 + [True]),
+        ("gemma3", "gemma3.attn_logit_softcapping", 50.0),
+    ],
+    indirect=["case"],
+)
+def test_windows_and_caps_that_a_family_has_not_are_refused(case, field, value):
+    header = read_gguf_header(case[2])
+    with pytest.raises(UnsupportedModelError, match=field.split(".", 1)[1]):
+        spec_from_gguf(replace(header, metadata={**header.metadata, field: value}))
+
+
+@pytest.mark.parametrize("case", ["gemma3"], indirect=True)
+def test_a_pattern_of_windows_that_is_the_familys_own_is_read(case):
+    header = read_gguf_header(case[2])
+    name, whole = "gemma3.attention.sliding_window_pattern", spec_from_gguf(header)
+    for value in (6, [True] * 5 + [False, True]):
+        assert spec_from_gguf(replace(header, metadata={**header.metadata, name: value})) == whole

@@ -7,7 +7,11 @@ import time
 
 import httpx
 import pytest
+from pydantic import BaseModel, ValidationError
 
+from octavo.server.protocol_chat import ChatRequest
+from octavo.server.protocol_completions import CompletionRequest
+from octavo.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
 from octavo.testing.server_process import ServerProcess
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -293,3 +297,28 @@ def test_an_id_that_cannot_be_sent_back_is_refused(client: httpx.Client, sent: s
 def test_every_answer_has_an_id(client: httpx.Client):
     ids = [client.get("/v1/models").headers["x-request-id"] for _ in range(3)]
     assert len(set(ids)) == 3
+
+
+MANY = 50_000
+
+
+@pytest.mark.parametrize(
+    ("body", "model"),
+    [
+        ({"prompt": "a"} | {f"k{index}": 1 for index in range(MANY)}, CompletionRequest),
+        ({"prompt": "a", "guided_choice": [1] * MANY}, CompletionRequest),
+        ({"prompt": "a", "structured_outputs": {"choice": [1] * MANY}}, CompletionRequest),
+        ({"prompt": "a", "stop_token_ids": ["a"] * MANY}, CompletionRequest),
+        ({"messages": [{"role": "user", "content": "a"}], "modalities": ["a"] * MANY}, ChatRequest),
+        ({"messages": [{f"k{index}": 1 for index in range(28)}] * 9999}, ChatRequest),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}] * MANY}]}, ChatRequest),
+        ({"messages": [{"role": "user", "content": "a"}], "tools": [{}] * 128}, ChatRequest),
+        ({"tokens": ["a"] * MANY}, DetokenizeRequest),
+        ({"messages": [{}] * 9999}, TokenizeRequest),
+    ],
+)
+def test_a_body_of_many_faults_is_read_up_to_the_first(body: dict, model: type[BaseModel]):
+    """Listing a million faults takes half a minute, in which nobody else would be answered."""
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(body)
+    assert caught.value.error_count() < 64

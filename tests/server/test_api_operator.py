@@ -23,6 +23,7 @@ def test_the_pool_is_shown_and_the_cache_can_be_forgotten(tiny_model: str):
         assert (cached(), cached()) == (0, 79)
         shown = client.get("/kv").json()
         assert shown["schema"] == "octavo.kv/1" and shown["totals"]["cached_blocks"] >= 5
+        assert shown["model"] == client.get("/v1/models").json()["data"][0]["id"], "its name, not where it lies"
         reset = client.post("/kv/reset", json={})
         assert reset.json() == {"schema": "octavo.kv-reset/1", "is_reset": True}
         assert cached() == 0

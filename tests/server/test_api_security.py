@@ -198,3 +198,21 @@ def test_a_key_that_no_header_can_hold_is_refused_at_start(key: str):
 def test_one_way_to_open_the_operators_endpoints_is_enough():
     with pytest.raises(InvalidParameterError, match="given together"):
         ServerSettings(enable_operator=True, operator_key="k")
+
+
+@pytest.mark.parametrize("host", ["llm.example.org:8000", "https://llm.example.org", "llm.example.org/v1"])
+def test_a_name_that_no_host_header_has_is_refused_rather_than_never_met(host: str):
+    with pytest.raises(InvalidParameterError, match="leave out scheme, port and path"):
+        ServerSettings(allowed_host=(host,))
+
+
+@pytest.mark.parametrize("origin", ["page.example", "https://page.example/", "https://page.example/app", "://x"])
+def test_an_origin_that_no_browser_sends_is_refused(origin: str):
+    with pytest.raises(InvalidParameterError, match="is no origin"):
+        ServerSettings(cors_origin=(origin,))
+    ServerSettings(cors_origin=("https://page.example:8443", "tauri://localhost", "null", "*"))
+
+
+def test_a_file_of_keys_may_come_from_windows(tmp_path):
+    (tmp_path / "keys").write_bytes(b"\xef\xbb\xbffirst\r\n# old\r\nsecond\r\n")
+    assert read_keys(ServerSettings(api_key_file=str(tmp_path / "keys"))) == ("first", "second")

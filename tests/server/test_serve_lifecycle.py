@@ -123,6 +123,23 @@ def test_a_drain_has_an_end_and_streams_are_told(tiny_model: str):
         assert json.loads(events[-1])["error"]["code"] == "request-aborted", "an error, not silence"
 
 
+def test_a_closed_terminal_drains_too_and_nohup_goes_on(tiny_model: str):
+    with slow_server(tiny_model, "--drain-timeout", "0.1") as server:
+        answer = OpenStream(server.url)
+        server.signal(signal.SIGHUP)
+        assert json.loads(answer.end()[-1])["error"]["code"] == "request-aborted"
+        assert server.wait(10) == 0
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is ignored stays so in processes that are started
+    try:
+        with ServerProcess(tiny_model, *SMALL) as server:
+            server.signal(signal.SIGHUP)
+            server.signal(signal.SIGHUP)
+            assert httpx.get(f"{server.url}/ready").status_code == 200
+            assert server.exit_code is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_it_at_once(tiny_model: str, which: signal.Signals):
     """Eight streams, and one client that reads nothing."""

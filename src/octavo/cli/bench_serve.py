@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import click
 
 from octavo.cli.command import OctavoCommand
 from octavo.cli.options import GroupedOption, Output, output_options
-from octavo.errors import InvalidParameterError
+from octavo.errors import InvalidParameterError, MachineError
 
 _TIMES = (
     ("ttft_s", "time to first token"),
@@ -21,6 +22,14 @@ _TIMES = (
     ("e2e_s", "whole request"),
     ("late_s", "sent later than due"),
 )
+
+
+class Positive(click.FloatRange):
+    """A number that is one: NaN lies in every range, as far as click can tell."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value} is no finite number", param, ctx)
 
 
 def _option(*spelling: str, group: str, **attributes: Any) -> Callable[[Any], Any]:
@@ -44,12 +53,12 @@ def _option(*spelling: str, group: str, **attributes: Any) -> Callable[[Any], An
          help="Spell prompts with this model's tokenizer for a server that takes no token ids")  # fmt: skip
 @_option("--workload", "path", group="Load", required=True, metavar="FILE", type=Path,
          help='JSON list of {"prompt_token_ids": [...], "max_tokens": n, "arrival_s": s}')  # fmt: skip
-@_option("--request-rate", group="Load", type=click.FloatRange(min=0, min_open=True), metavar="R",
+@_option("--request-rate", group="Load", type=Positive(min=0, min_open=True), metavar="R",
          help="Poisson arrivals, R a second on average  [default: each arrival_s, else at once]")  # fmt: skip
 @_option("--seed", group="Load", type=int, default=0, metavar="N", help="Of the arrivals  [0]")
 @_option("--max-concurrency", group="Load", type=click.IntRange(min=1), metavar="N",
          help="Most requests in flight  [default: no limit]")  # fmt: skip
-@_option("--timeout", "timeout_s", group="Load", type=click.FloatRange(min=0, min_open=True), default=600.0,
+@_option("--timeout", "timeout_s", group="Load", type=Positive(min=0, min_open=True), default=600.0,
          metavar="S", help="Longest that one request may take  [600 s]")  # fmt: skip
 @output_options
 def command(
@@ -83,8 +92,13 @@ def command(
 
     async def measure() -> dict[str, Any]:
         asked = Target(endpoint=endpoint, model=model or "", api_key=api_key)
-        names = await list_models(asked)
-        target = await probe(Target(endpoint=endpoint, model=_choose(model, names), api_key=api_key), workload, spell)
+        try:
+            async with asyncio.timeout(timeout_s):
+                names = await list_models(asked)
+                named = Target(endpoint=endpoint, model=_choose(model, names), api_key=api_key)
+                target = await probe(named, workload, spell)
+        except TimeoutError as error:
+            raise MachineError(f"{endpoint.host_header} does not answer within {timeout_s:g} s") from error
         with count_bar(output, "requests") as on_progress:
             outcomes = await run_load(
                 target,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -42,6 +43,14 @@ def _read_tokens(_ctx: click.Context, _parameter: click.Parameter, text: str | N
     return None if text is None else parse_count(text, param="--max-tokens")
 
 
+def _read_budget(_ctx: click.Context, _parameter: click.Parameter, budget: float | None) -> float | None:
+    if budget is not None and not math.isfinite(budget):
+        raise InvalidParameterError(
+            f"{budget} is no number of nats", param="--budget-kl", hints=("`--budget-kl 0.01`",)
+        )
+    return budget
+
+
 @click.command(
     "kv",
     cls=OctavoCommand,
@@ -61,6 +70,7 @@ def _read_tokens(_ctx: click.Context, _parameter: click.Parameter, text: str | N
 @click.option("--passkeys/--no-passkeys", "has_passkeys", cls=GroupedOption, group="Text", default=True,
               show_default=True, help="Hide numbers in long texts and ask for them")  # fmt: skip
 @click.option("--budget-kl", cls=GroupedOption, group="Variants", metavar="NATS", type=click.FloatRange(min=0),
+              callback=_read_budget,
               help="Recommend the smallest variant whose mean KL divergence is at most this")  # fmt: skip
 @click.option("--report", "report_path", cls=GroupedOption, group="Output", metavar="FILE", type=Path,
               help="Write table and charts as one .html file")  # fmt: skip
@@ -87,6 +97,9 @@ def command(
         raise InvalidParameterError(
             f"{report_path} does not end in .html", param="--report", hints=("`--report kv.html`",)
         )
+    if report_path is not None and not report_path.absolute().parent.is_dir():
+        # Known now, not after minutes of reading.
+        raise MachineError(f"{report_path}: cannot be written", because=f"there is no folder {report_path.parent}")
     from octavo.cli.eval_kv_view import print_variants
     from octavo.cli.render import count_bar, progress_bars
     from octavo.llm.kv_eval import KVEvaluator, bundled_text, recommend

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -69,6 +70,8 @@ async def _documents(url: str, api_key: str | None) -> AsyncGenerator[Any, None]
     from octavo.llm.http_stream import StreamBrokenError, open_stream, parse_url
 
     endpoint = parse_url(url, param="URL")
+    # As clients are given it: the API's address is often all that one has at hand.
+    endpoint = replace(endpoint, path=endpoint.path.removesuffix("/v1"))
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         async with open_stream("GET", endpoint, "/live", headers=headers) as answer:

@@ -101,7 +101,7 @@ def _qwen3_moe_parts(fields: Fields, spec: ModelSpec) -> Parts:
 
 def _mixtral_parts(fields: Fields, spec: ModelSpec) -> Parts:
     mixture = _mixture(fields, count="num_local_experts", size=spec.intermediate_size, is_normalised=True)
-    return {**_rope(fields, spec), "mixture": mixture}
+    return {**_rope(fields.with_defaults({"rope_theta": 1_000_000.0}), spec), "mixture": mixture}
 
 
 def _mixture(fields: Fields, *, count: str, size: int, is_normalised: bool) -> Mixture:
@@ -159,16 +159,22 @@ def _gemma_parts(fields: Fields, spec: ModelSpec) -> Parts:
         "norm_places": "both",
         "embed_scale": spec.hidden_size**0.5,
         "attention_scale": fields.positive("query_pre_attn_scalar", 256.0) ** -0.5,
-        "attention_softcap": _cap(fields, "attn_logit_softcapping"),
-        "logits_softcap": _cap(fields, "final_logit_softcapping"),
     }
 
 
 def _gemma2_parts(fields: Fields, spec: ModelSpec) -> Parts:
-    return {**_gemma_parts(fields, spec), **_rope(fields, spec)}
+    return {
+        **_gemma_parts(fields, spec),
+        **_rope(fields, spec),
+        "attention_softcap": _cap(fields, "attn_logit_softcapping", default=50.0),
+        "logits_softcap": _cap(fields, "final_logit_softcapping", default=30.0),
+    }
 
 
 def _gemma3_parts(fields: Fields, spec: ModelSpec) -> Parts:
+    if "attn_logit_softcapping" in fields:
+        # The field is left from Gemma 2, and transformers does not look at it; whoever sets it means something else.
+        raise UnsupportedModelError(f"{fields.describe('attn_logit_softcapping')}, but Gemma 3 has no such cap")
     read = partial(rope_from_hf, where=fields.where, head_dim=spec.head_dim, max_position=spec.max_position)
     both = fields.raw("rope_parameters")
     if isinstance(both, Mapping) and "full_attention" in both:
@@ -179,11 +185,20 @@ def _gemma3_parts(fields: Fields, spec: ModelSpec) -> Parts:
     else:
         rope = read({"rope_theta": 1_000_000.0, **fields.values})
         local = read({"rope_theta": fields.positive("rope_local_base_freq", 10_000.0)})
-    return {**_gemma_parts(fields, spec), "qk_norm": True, "rope": rope, "local_rope": local}
+    return {
+        **_gemma_parts(fields, spec),
+        "logits_softcap": _cap(fields, "final_logit_softcapping", default=0.0),
+        "qk_norm": True,
+        "rope": rope,
+        "local_rope": local,
+    }
 
 
-def _cap(fields: Fields, name: str) -> float:
-    return fields.positive(name) if name in fields else 0.0
+def _cap(fields: Fields, name: str, *, default: float) -> float:
+    """Return a cap; `null` is how files say that there is none."""
+    if name in fields:
+        return fields.positive(name)
+    return 0.0 if name in fields.names else default
 
 
 # --- windows ----------------------------------------------------------------------------------------------------------
@@ -213,6 +228,13 @@ def _qwen_windows(fields: Fields, num_layers: int) -> Windows:
     first = fields.whole("max_window_layers", 28, minimum=0)
     window = fields.whole("sliding_window")
     return _by_layer_type(fields, num_layers, window, tuple(layer >= first for layer in range(num_layers)))
+
+
+def _qwen_moe_windows(fields: Fields, num_layers: int) -> Windows:
+    """As `_qwen_windows`, but all layers or none: `max_window_layers` is in files, and nothing looks at it."""
+    has_window = fields.flag("use_sliding_window", default=False) and "sliding_window" in fields
+    window = fields.whole("sliding_window") if has_window else None
+    return _by_layer_type(fields, num_layers, window, (has_window,) * num_layers)
 
 
 def _by_layer_type(fields: Fields, num_layers: int, window: int | None, is_windowed: tuple[bool, ...]) -> Windows:
@@ -279,7 +301,7 @@ FAMILIES: dict[str, Family] = {
         name="qwen3_moe",
         title="Qwen3-MoE",
         parts=_qwen3_moe_parts,
-        windows=_qwen_windows,
+        windows=_qwen_moe_windows,
         reads=frozenset({"num_experts", "num_local_experts"}),
     ),
     "MixtralForCausalLM": Family(

@@ -107,7 +107,7 @@ def _olmo2(fields: Fields, spec: ModelSpec, tensors: Tensors) -> Parts:
     return {**_biases(fields, spec, tensors), "qk_norm": True, "qk_norm_spans_heads": True, "norm_places": "after"}
 
 
-def _gemma(fields: Fields, spec: ModelSpec, *, layers_of_27b: int) -> Parts:
+def _gemma(spec: ModelSpec, *, layers_of_27b: int) -> Parts:
     # The largest model of each generation divides scores by another width, and files do not say so.
     is_27b = spec.num_layers == layers_of_27b
     width = spec.hidden_size / spec.num_heads if is_27b else spec.head_dim
@@ -116,22 +116,29 @@ def _gemma(fields: Fields, spec: ModelSpec, *, layers_of_27b: int) -> Parts:
         "norm_places": "both",
         "embed_scale": spec.hidden_size**0.5,
         "attention_scale": width**-0.5,
-        "attention_softcap": _cap(fields, "attn_logit_softcapping"),
-        "logits_softcap": _cap(fields, "final_logit_softcapping"),
     }
 
 
 def _gemma2(fields: Fields, spec: ModelSpec, _tensors: Tensors) -> Parts:
-    return _gemma(fields, spec, layers_of_27b=46)
+    return {
+        **_gemma(spec, layers_of_27b=46),
+        "attention_softcap": _cap(fields, "attn_logit_softcapping", default=50.0),
+        "logits_softcap": _cap(fields, "final_logit_softcapping", default=30.0),
+    }
 
 
 def _gemma3(fields: Fields, spec: ModelSpec, _tensors: Tensors) -> Parts:
     local = Rope(theta=fields.positive("rope.freq_base_swa", 10_000.0), rotary_dim=spec.head_dim)
-    return {**_gemma(fields, spec, layers_of_27b=62), "qk_norm": True, "local_rope": local}
+    return {
+        **_gemma(spec, layers_of_27b=62),
+        "logits_softcap": _cap(fields, "final_logit_softcapping", default=0.0),
+        "qk_norm": True,
+        "local_rope": local,
+    }
 
 
-def _cap(fields: Fields, name: str) -> float:
-    return fields.positive(name) if fields.number(name, 0.0) else 0.0
+def _cap(fields: Fields, name: str, *, default: float) -> float:
+    return fields.positive(name, default or None) if fields.number(name, default) else 0.0
 
 
 # --- windows ----------------------------------------------------------------------------------------------------------
@@ -146,12 +153,25 @@ def _no_windows(_fields: Fields, num_layers: int) -> Windows:
     return (None,) * num_layers
 
 
+def _olmo2_windows(fields: Fields, num_layers: int) -> Windows:
+    if fields.whole("attention.sliding_window", 0, minimum=0):
+        # Files of OLMo 3 call themselves olmo2, and have windows in three layers of four.
+        raise UnsupportedModelError(f"{fields.describe('attention.sliding_window')}, but OLMo 2 has no windows")
+    return (None,) * num_layers
+
+
 def _windows_but_each(period: int) -> Callable[[Fields, int], Windows]:
     """Every `period`-th layer sees everything, the others a window."""
 
     def windows(fields: Fields, num_layers: int) -> Windows:
         window = fields.whole("attention.sliding_window")
-        return tuple(None if (layer + 1) % period == 0 else window for layer in range(num_layers))
+        is_full = [(layer + 1) % period == 0 for layer in range(num_layers)]
+        pattern = fields.raw("attention.sliding_window_pattern")
+        if pattern not in (None, period) and pattern != [not each for each in is_full]:
+            raise UnsupportedModelError(
+                f"{fields.describe('attention.sliding_window_pattern')}; only a full layer in {period} is implemented"
+            )
+        return tuple(None if each else window for each in is_full)
 
     return windows
 
@@ -167,7 +187,9 @@ GGUF_FAMILIES: dict[str, GgufFamily] = {
         name="gpt_bigcode", parts=_gpt2, windows=_no_windows, eps_field="attention.layer_norm_epsilon"
     ),
     "phi3": GgufFamily(name="phi3", parts=_phi3, windows=_one_window),
-    "olmo2": GgufFamily(name="olmo2", parts=_olmo2, windows=_no_windows),
+    "olmo2": GgufFamily(name="olmo2", parts=_olmo2, windows=_olmo2_windows),
     "gemma2": GgufFamily(name="gemma2", parts=_gemma2, windows=_windows_but_each(2), reads=_CAPS),
-    "gemma3": GgufFamily(name="gemma3", parts=_gemma3, windows=_windows_but_each(6), reads=_CAPS),
+    "gemma3": GgufFamily(
+        name="gemma3", parts=_gemma3, windows=_windows_but_each(6), reads=frozenset({"final_logit_softcapping"})
+    ),
 }

@@ -119,7 +119,9 @@ class Lifecycle:
         front = Front(self._settings)
         self._server = _Server(web_config(front))
         loop = asyncio.get_running_loop()
-        for each in (signal.SIGTERM, signal.SIGINT):
+        # A terminal that is closed ends the server in order, too, unless nohup has said that it shall go on.
+        hangs_up = signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+        for each in (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hangs_up else [])):
             loop.add_signal_handler(each, self._take_signal, each)
         serving = asyncio.create_task(self._server.serve(sockets=[sock]))
         while not self._server.started and not serving.done():  # noqa: ASYNC110 - uvicorn has no event for it

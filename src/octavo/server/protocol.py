@@ -120,7 +120,7 @@ class RequestFields(StructuredFields):
     repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
     logit_bias: TokenBiases = Field(default_factory=dict)
     stop: StopTexts = ()
-    stop_token_ids: list[int] = Field(default_factory=list, max_length=MAX_STOP_TOKEN_IDS)
+    stop_token_ids: list[int] = Field(default_factory=list, max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = Field(default=0, ge=0, le=2**31 - 1)

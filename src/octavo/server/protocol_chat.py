@@ -85,7 +85,7 @@ class ChatMessage(NullsAbsent):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall] | None = Field(default=None, fail_fast=True)
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -154,13 +154,13 @@ class NamedTool(NullsAbsent):
 class ChatRequest(RequestFields):
     """A conversation to go on with."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="Absent means up to the length limit")
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="The same as max_tokens")
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    modalities: list[Literal["text"]] | None = None
-    tools: list[Tool] = Field(default_factory=list, max_length=128)
+    modalities: list[Literal["text"]] | None = Field(default=None, fail_fast=True)
+    tools: list[Tool] = Field(default_factory=list, max_length=128, fail_fast=True)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
     add_generation_prompt: bool = True

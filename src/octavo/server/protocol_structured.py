@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from octavo.core.structured import StructuredOutput
 from octavo.errors import InvalidParameterError
 
+MAX_FIELDS = 256
 Schema = dict[str, Any] | str | bool
+# Lists fail fast: a body has room for a million faults, and listing them takes half a minute.
 
 
 class NullsAbsent(BaseModel):
@@ -23,7 +25,11 @@ class NullsAbsent(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, value: Any) -> Any:
-        return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
+        if not isinstance(value, dict):
+            return value
+        if len(value) > MAX_FIELDS:
+            raise ValueError(f"{len(value):,} fields; no object here has more than {MAX_FIELDS}")
+        return {name: each for name, each in value.items() if each is not None}
 
 
 class NamedSchema(NullsAbsent):
@@ -48,7 +54,7 @@ class StructuredOutputs(NullsAbsent):
     json_: Schema | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: list[str] | None = Field(default=None, fail_fast=True)
     grammar: str | None = None
 
 
@@ -59,7 +65,7 @@ class StructuredFields(NullsAbsent):
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: list[str] | None = Field(default=None, fail_fast=True)
     guided_grammar: str | None = None
 
     def structured(self) -> StructuredOutput | None:

@@ -16,8 +16,8 @@ class TokenizeRequest(NullsAbsent):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
-    tools: list[Tool] = Field(default_factory=list, max_length=128)
+    messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    tools: list[Tool] = Field(default_factory=list, max_length=128, fail_fast=True)
     add_special_tokens: bool | None = Field(default=None, description="Absent means true for a text, false for a chat")
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -37,4 +37,4 @@ class DetokenizeRequest(NullsAbsent):
     """Token ids whose text is wanted."""
 
     model: str | None = None
-    tokens: list[int] = Field(max_length=4 * 1024 * 1024)
+    tokens: list[int] = Field(max_length=4 * 1024 * 1024, fail_fast=True)

@@ -24,7 +24,8 @@ def router(service: Service) -> APIRouter:
     @routes.get("/kv", response_model=dict[str, Any])
     async def pool() -> Response:
         """Show the pool, who holds what, and the last minute: `octavo.kv/1`."""
-        return json_response(await service.llm.look())
+        # By the name that clients know: as it was asked for, it may be a path of this machine.
+        return json_response({**await service.llm.look(), "model": service.names[0]})
 
     @routes.post("/kv/reset", response_model=dict[str, Any], responses=_IN_USE)
     async def reset() -> Response:

@@ -229,7 +229,7 @@ def read_keys(settings: ServerSettings) -> tuple[str, ...]:
     if settings.api_key_file is None:
         return settings.api_key
     try:
-        text = Path(settings.api_key_file).read_text(encoding="utf-8")
+        text = Path(settings.api_key_file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise MachineError(f"{settings.api_key_file}: the keys cannot be read", because=str(error)) from error
     lines = [line.strip() for line in text.splitlines()]

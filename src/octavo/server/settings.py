@@ -157,6 +157,7 @@ class ServerSettings:
                 object.__setattr__(self, each.name, each.read(value, param=each.name))
         _check_operator(self)
         _check_keys(self)
+        _check_names(self)
 
     def __repr__(self) -> str:
         """Leave out what is secret: a value like this ends up in logs."""
@@ -188,3 +189,18 @@ def _check_keys(settings: ServerSettings) -> None:
             # What cannot be sent in a header would lock everybody out.
             if not key.isascii() or not key.isprintable() or " " in key:
                 raise InvalidParameterError("a key is printable ASCII without spaces", param=name)
+
+
+def _check_names(settings: ServerSettings) -> None:
+    # What no browser ever sends would let nobody in, without a word.
+    for host in settings.allowed_host:
+        if "/" in host or (":" in host and not host.startswith("[")):
+            raise InvalidParameterError(
+                f"{host!r} is no name alone", param="allowed_host", hints=("leave out scheme, port and path",)
+            )
+    for origin in settings.cors_origin:
+        scheme, _, rest = origin.partition("://")
+        if origin not in ("*", "null") and (not scheme or not rest or "/" in rest):
+            raise InvalidParameterError(
+                f"{origin!r} is no origin", param="cors_origin", hints=("write scheme and name: https://example.org",)
+            )
