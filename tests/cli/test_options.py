@@ -44,17 +44,25 @@ SAMPLES = {
     "integer": "-7",
     "bytes": "3GiB",
     "ratio": "0.5",
+    "numbers": "0,2",
 }
+BESIDE = {
+    "attention_sinks": ("--attention-window", "64"),
+    "kv_cache_dtype_skip_layers": ("--kv-cache-dtype", "int8"),
+}
+"""Options that are refused alone, and what to give with them."""
 
 
 @pytest.mark.parametrize("option", [option for option in OPTIONS if option.kind != "flag"], ids=lambda each: each.name)
 def test_every_option_and_alias_reaches_the_config(option):
     sample = option.choices[-1] if option.choices else SAMPLES[option.kind]
+    if option.kind == "integer":
+        sample = str(max(int(sample), option.minimum))
     expected = option.read(sample, param=option.name)
 
     spellings = [f"--{name.replace('_', '-')}" for name in (option.name, *option.aliases)]
     for spelling in spellings:
-        asked = parse(spelling, sample)
+        asked = parse(*BESIDE.get(option.name, ()), spelling, sample)
         assert getattr(asked.config, option.name) == expected
         assert asked.origins[option.name] == spelling
 
