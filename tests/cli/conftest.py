@@ -29,6 +29,8 @@ def octavo(capsys, monkeypatch) -> Callable[..., Ran]:
         if name.startswith("OCTAVO_") and name != "OCTAVO_CACHE":
             monkeypatch.delenv(name)
 
+    monkeypatch.delenv("COLUMNS", raising=False)  # a parallel test run sets it to its own terminal's width
+
     def call(*args: str) -> Ran:
         capsys.readouterr()
         code = run(list(args))

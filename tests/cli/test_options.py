@@ -44,13 +44,13 @@ SAMPLES = {
     "integer": "-7",
     "bytes": "3GiB",
     "ratio": "0.5",
-    "numbers": "0,2",
+    "numbers": "0,3",
 }
-BESIDE = {
+NEEDS = {
     "attention_sinks": ("--attention-window", "64"),
     "kv_cache_dtype_skip_layers": ("--kv-cache-dtype", "int8"),
 }
-"""Options that are refused alone, and what to give with them."""
+"""Options without which another contradicts the default."""
 
 
 @pytest.mark.parametrize("option", [option for option in OPTIONS if option.kind != "flag"], ids=lambda each: each.name)
@@ -62,7 +62,7 @@ def test_every_option_and_alias_reaches_the_config(option):
 
     spellings = [f"--{name.replace('_', '-')}" for name in (option.name, *option.aliases)]
     for spelling in spellings:
-        asked = parse(*BESIDE.get(option.name, ()), spelling, sample)
+        asked = parse(spelling, sample, *NEEDS.get(option.name, ()))
         assert getattr(asked.config, option.name) == expected
         assert asked.origins[option.name] == spelling
 

@@ -163,6 +163,8 @@ def test_every_engine_option_can_be_asked_of_a_plan():
         (("llama-3-8b", "--device", "h100", "--engine-version", "newest"), "release"),
         (("llama-3-8b", "--lengths", "1:1", "--trace", "x"), "both say"),
         (("smollm2-135m", "--devices", "2", "--engine", "octavo"), "one process"),
+        (("smollm2-135m", "--engine", "octavo", "--engine-version", "0.19"), "other engines"),
+        (("smollm2-135m", "--enforce-eager"), "other engines"),
         (("smollm2-135m", "--num-blocks", "9", "--kv-cache-memory", "1GiB"), "both set the size"),
     ],
 )

@@ -7,6 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from octavo.errors import CapacityError, InvalidParameterError, UnsupportedModelError
 from octavo.llm.plan import plan_document, plan_for
@@ -104,6 +106,20 @@ def test_what_fits_is_monotone_in_the_length(model):
     lengths = (1, 256, 1024, 2048, 4096, 6000, 8192, 16384, 32768, 65536)
     fits = [plan(model=model, device="l4", kv_cache_dtype="fp8", max_model_len=each).fits for each in lengths]
     assert fits == sorted(fits, reverse=True)
+
+
+@pytest.mark.parametrize("engine", ["octavo", "vllm", "sglang"])
+@given(sizes=st.tuples(st.integers(1, 200_000), st.integers(1, 200_000)), model=st.sampled_from(["gemma-2-2b", "gpt2"]))
+@settings(max_examples=25)
+def test_more_memory_never_holds_less(engine, sizes, model):
+    # Pinned, since a larger device gets larger steps from vLLM, and those do take more.
+    asked = {"model": model, "engine": engine, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
+    less, more = (plan(**asked, memory=f"{size}MiB") for size in sorted(sizes))
+    assert less.num_blocks <= more.num_blocks
+    assert less.longest_fitting_len <= more.longest_fitting_len
+    assert less.fits <= more.fits
+    if less.max_model_len == more.max_model_len:
+        assert less.max_concurrency <= more.max_concurrency
 
 
 def test_a_budget_without_any_room_is_told_in_numbers():

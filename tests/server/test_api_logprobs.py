@@ -203,3 +203,12 @@ def test_offsets_of_an_echo_count_the_special_tokens_that_its_text_shows(client:
         assert len(shown) >= len(scores["tokens"]) - 3 and shown[-1][1] == len(text) - 1
         for token, offset in shown:
             assert text[offset : offset + len(token)] == token
+
+
+def test_every_choice_lists_the_scores_of_its_prompt_once(client: httpx.Client):
+    for max_tokens in (0, 1):
+        body = {"prompt": [10, 20, 30, 40], "max_tokens": max_tokens, "echo": True, "logprobs": 1, "n": 3}
+        choices = complete(client, **body)["choices"]
+        assert [len(each["logprobs"]["tokens"]) for each in choices] == [4 + max_tokens] * 3
+        choices = complete(client, **body, prompt_logprobs=2)["choices"]
+        assert [len(each["prompt_logprobs"]) for each in choices] == [4] * 3

@@ -68,6 +68,7 @@ class Sizer:
 
     def _size_octavo(self, question: PlanQuestion, hypothesis: Hypothesis) -> Sizing:
         _refuse_parallel(question)
+        _refuse_others_options(question)
         config = engine_config(question)
         device, machine = device_of(question), self.machine
         if device is not None:
@@ -136,3 +137,11 @@ def _refuse_parallel(question: PlanQuestion) -> None:
             because="Octavo runs one model in one process",
             hints=("`--engine vllm`",),
         )
+
+
+def _refuse_others_options(question: PlanQuestion) -> None:
+    for param in ("engine_version", "enforce_eager"):
+        if question.value(param):
+            raise InvalidParameterError(
+                "is for other engines", param=param, because="this plan is for Octavo", hints=("`--engine vllm`",)
+            )

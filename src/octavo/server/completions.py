@@ -233,7 +233,8 @@ class Completion:
     def _push(self, prompt_index: int, delta: OutputDelta) -> list[tuple[int, Piece]]:
         """Take a delta; what it adds to which choice comes back, further answers that waited for scores included."""
         self._usage.take(prompt_index, delta)
-        self._scores[prompt_index].take(delta)
+        if delta.index == 0:  # where nothing is generated, every answer's delta has them
+            self._scores[prompt_index].take(delta)
         first = prompt_index * self._body.n
         index = first + delta.index
         pieces = [(index, piece) for piece in self._choices[index].push(delta)]
