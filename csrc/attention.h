@@ -33,7 +33,17 @@ struct AttentionShape {
   int num_heads;
   int num_kv_heads;
   int head_dim;
-  int window;  // tokens a query sees, its own included; 0 for all
+  int window;         // tokens a query sees, its own included; 0 for all
+  int num_sinks = 0;  // with a window: first tokens that every query sees, too
+
+  // Queries from here on see sinks and window with a gap between them, those before see all before them.
+  int first_gap_position() const { return num_sinks + window; }
+  bool has_gap(int position) const { return num_sinks > 0 && position >= first_gap_position(); }
+  // First position that a query sees beside the sinks.
+  int visible_begin(int position) const {
+    if (window == 0 || position < first_gap_position()) return 0;
+    return position - window + 1;
+  }
 
   int heads_per_group() const { return num_heads / num_kv_heads; }
 };
@@ -50,7 +60,9 @@ struct AttentionCall {
   float* out;  // [num_tokens, num_heads * head_dim]
   int64_t out_stride;
   const std::byte* pool;
-  KvLayout layout;  // of the layer
+  KvLayout layout;                // of the layer
+  const float* sink_q = nullptr;  // with sinks: query heads as they read those
+  int64_t sink_q_stride = 0;
 };
 
 inline int padded_head_dim(int head_dim) { return (head_dim + 7) / 8 * 8; }

@@ -82,15 +82,23 @@ struct Work {
   const AttentionItem& item;
   const AttentionRow* rows;
   Visible visible[kMaxRowsPerBlock];
-  bool is_sparse = false;  // rows read the tiles of their selection only
+  bool is_sparse = false;           // rows read the tiles of their selection only
+  Visible sinks[kMaxRowsPerBlock];  // empty for rows that see everything before them
 
   bool is_whole() const { return rows[0].merge < 0; }  // no other item computes splits of these rows
   int32_t merge_of(int row) const { return rows[row].merge + item.kv_head; }
+  bool has_sinks(int row) const { return sinks[row].end > 0; }
 };
 
 OCTAVO_INLINE Visible visible_of(const AttentionCall& call, int request, int row) {
   const int position = call.batch.start_positions[request] + row / call.shape.heads_per_group();
-  return {call.shape.window == 0 ? 0 : greater(0, position - call.shape.window + 1), position + 1};
+  return {call.shape.visible_begin(position), position + 1};
+}
+
+// The sinks, for rows that do not see them as part of all before them.
+OCTAVO_INLINE Visible sinks_of(const AttentionCall& call, int request, int row) {
+  const int position = call.batch.start_positions[request] + row / call.shape.heads_per_group();
+  return {0, call.shape.has_gap(position) ? call.shape.num_sinks : 0};
 }
 
 // First element of a row in a matrix with a row per token and `head_dim` columns per query head.
@@ -101,15 +109,14 @@ OCTAVO_INLINE int64_t element_of(const AttentionCall& call, int kv_head, int req
 }
 
 // Copies the scaled queries of a row block into register tiles. The factor log2(e) makes exponentials powers of two.
-inline void pack_queries(const Work& work, float* q) {
+inline void pack_queries(const Work& work, const float* queries, int64_t stride, float* q) {
   const int head_dim = work.call.shape.head_dim;
   const float factor = work.call.scale * kLog2E;
   const int num_rows = work.item.num_rows;
   const int full_width = register_rows(num_rows);
   for (int i = 0; i < num_rows; ++i) {
     const AttentionRow& row = work.rows[i];
-    const float* from =
-        work.call.q + element_of(work.call, work.item.kv_head, row.request, row.row, work.call.q_stride);
+    const float* from = queries + element_of(work.call, work.item.kv_head, row.request, row.row, stride);
     const int place = i % full_width;
     const int width = lesser(full_width, num_rows - (i - place));
     float* to = q + (i - place) * head_dim + place;
@@ -281,9 +288,9 @@ OCTAVO_INLINE void convert_values(const typename Element::Type* from, int head_d
 template <class Element>
 using Converted = std::conditional_t<Element::kIsScaled, ElementLevels, ElementF32>;
 
-// Folds the tiles of one split of a row block into cleared sums.
+// Folds the tiles from `first` to `last` of which rows see something into cleared sums.
 template <class Element>
-void fold_split(const Work& work, int split, const Scratch& scratch) {
+void fold_range(const Work& work, const Visible* visible, int first, int last, int ahead_end, const Scratch& scratch) {
   using Type = typename Element::Type;
   const AttentionCall& call = work.call;
   const KvLayout& layout = call.layout;
@@ -293,26 +300,27 @@ void fold_split(const Work& work, int split, const Scratch& scratch) {
   const int block_size = layout.block_size;
   const int32_t* table = call.batch.block_ids + call.batch.table_offsets[work.rows[0].request];
   // Rows of one request ascend; rows of several see the whole split.
-  const int last_end = work.visible[num_rows - 1].end;
-  const int begin = greater(split * kSplitTokens, work.visible[0].begin / kTileTokens * kTileTokens);
-  const int end = lesser((split + 1) * kSplitTokens, last_end);
+  const int last_end = visible[num_rows - 1].end;
+  const int begin = greater(first, visible[0].begin / kTileTokens * kTileTokens);
+  const int end = lesser(last, last_end);
   const auto tile_at = [&](int position) {
     return call.pool +
            layout.keys_offset(table[position / block_size], work.item.kv_head, position % block_size / kTileTokens);
   };
   clear_sums(scratch.split, num_rows, padded_head_dim(head_dim));
   const Selection& selection = scratch.selection;
+  const int split = first / kSplitTokens;
   const uint32_t wanted = work.is_sparse ? selection.wanted(num_rows, split) : ~uint32_t(0);
   Visible chosen[kMaxRowsPerBlock];
   for (int position = begin; position < end; position += kTileTokens) {
     const int tile = position % kSplitTokens / kTileTokens;
     if ((wanted >> tile & 1) == 0) continue;
-    const Visible* visible = work.visible;
+    const Visible* readers = visible;
     if (work.is_sparse) {
       for (int i = 0; i < num_rows; ++i) {
-        chosen[i] = (selection.words[i * selection.num_words + split] >> tile & 1) != 0 ? work.visible[i] : Visible{};
+        chosen[i] = (selection.words[i * selection.num_words + split] >> tile & 1) != 0 ? visible[i] : Visible{};
       }
-      visible = chosen;
+      readers = chosen;
     }
     const std::byte* at = tile_at(position);
     const Type* keys = reinterpret_cast<const Type*>(at);
@@ -333,7 +341,7 @@ void fold_split(const Work& work, int split, const Scratch& scratch) {
                                      {},
                                      scratch.split,
                                      0,
-                                     visible},
+                                     readers},
                                     num_rows);
     } else {
       Ahead ahead;
@@ -342,14 +350,20 @@ void fold_split(const Work& work, int split, const Scratch& scratch) {
         const int next = position + kTileTokens * (later == 0 ? 0 : 1 + std::countr_zero(later));
         if (later != 0 && next < end)
           ahead = ahead_of(tile_at(next), layout.tile_bytes(), head_dim / Element::kNumbers);
-      } else if (position + kTileTokens < lesser(last_end, work.item.split_end * kSplitTokens)) {
+      } else if (position + kTileTokens < lesser(last_end, ahead_end)) {
         ahead = ahead_of(tile_at(position + kTileTokens), layout.tile_bytes(), head_dim / Element::kNumbers);
       }
       fold_tile<Element>({scratch.q, keys, values, key_scales, value_scales, head_dim, position, bound, ahead,
-                          scratch.split, 0, visible},
+                          scratch.split, 0, readers},
                          num_rows);
     }
   }
+}
+
+template <class Element>
+void fold_split(const Work& work, int split, const Scratch& scratch) {
+  fold_range<Element>(work, work.visible, split * kSplitTokens, (split + 1) * kSplitTokens,
+                      work.item.split_end * kSplitTokens, scratch);
 }
 
 OCTAVO_INLINE bool sees_split(const Visible& visible, int split) {
@@ -365,7 +379,7 @@ inline void merge_split(const Work& work, int split, const Scratch& scratch) {
     if (!sees_split(work.visible[row], split)) continue;
     const float weight = sum(load(part.weights + row * 8));
     const float* sums = part.sums + int64_t(row) * dims;
-    if (work.visible[row].begin / kSplitTokens == split) {  // the first that the row sees
+    if (!work.has_sinks(row) && work.visible[row].begin / kSplitTokens == split) {  // the first that the row sees
       copy_sums(sums, dims, total.sums + int64_t(row) * dims);
       total.weights[row * 8] = weight;
       total.maxima[row] = part.maxima[row];
@@ -382,7 +396,18 @@ inline float* partial_of(const Work& work, const AttentionMerge& merge, int spli
   return work.schedule.partials() + merge.partials + index * partial_floats(work.call.shape.head_dim);
 }
 
-// Leaves a split for whoever finishes last.
+// The sinks come before the first split.
+inline void begin_with_sinks(const Work& work, const Scratch& scratch) {
+  const int dims = padded_head_dim(work.call.shape.head_dim);
+  for (int row = 0; row < work.item.num_rows; ++row) {
+    if (!work.has_sinks(row)) continue;
+    copy_sums(scratch.split.sums + int64_t(row) * dims, dims, scratch.total.sums + int64_t(row) * dims);
+    scratch.total.weights[row * 8] = sum(load(scratch.split.weights + row * 8));
+    scratch.total.maxima[row] = scratch.split.maxima[row];
+  }
+}
+
+// Leaves a split for whoever finishes last; the sinks lie where one more split would.
 inline void store_partials(const Work& work, int split, const Scratch& scratch) {
   const int dims = padded_head_dim(work.call.shape.head_dim);
   for (int i = 0; i < work.item.num_rows; ++i) {
@@ -397,7 +422,8 @@ inline void merge_partials(const Work& work, const AttentionMerge& merge) {
   const int dims = padded_head_dim(work.call.shape.head_dim);
   for (int row = merge.row_begin; row < merge.row_end; ++row) {
     const Visible visible = visible_of(work.call, merge.request, row);
-    float* total = nullptr;
+    const bool has_sinks = sinks_of(work.call, merge.request, row).end > 0;
+    float* total = has_sinks ? partial_of(work, merge, merge.split_end, row) : nullptr;
     for (int split = merge.split_begin; split < merge.split_end; ++split) {
       if (!sees_split(visible, split)) continue;
       float* part = partial_of(work, merge, split, row);
@@ -411,11 +437,32 @@ inline void merge_partials(const Work& work, const AttentionMerge& merge) {
   }
 }
 
+// Folds the sinks, with queries of their own, where the item computes the first splits of its rows.
+template <class Element>
+void attend_sinks(const Work& work, const Scratch& scratch) {
+  // Rows of several requests never come with a window, so all rows have the same merge.
+  const int32_t merge_index = work.merge_of(0);
+  const AttentionMerge* merge = work.is_whole() ? nullptr : &work.schedule.merge(merge_index);
+  if (merge != nullptr && work.item.split_begin != merge->split_begin) return;
+  const int num_sinks = work.call.shape.num_sinks;
+  pack_queries(work, work.call.sink_q, work.call.sink_q_stride, scratch.q);
+  fold_range<Element>(work, work.sinks, 0, num_sinks, num_sinks, scratch);
+  if (merge == nullptr) {
+    begin_with_sinks(work, scratch);
+  } else {
+    store_partials(work, merge->split_end, scratch);
+  }
+}
+
 template <class Element>
 void attend_item(const AttentionCall& call, AttentionSchedule& schedule, const AttentionItem& item, Scratch& scratch) {
-  Work work{call, schedule, item, schedule.rows() + item.first_row, {}};
-  for (int i = 0; i < item.num_rows; ++i) work.visible[i] = visible_of(call, work.rows[i].request, work.rows[i].row);
-  pack_queries(work, scratch.q);
+  Work work{call, schedule, item, schedule.rows() + item.first_row, {}, {}};
+  for (int i = 0; i < item.num_rows; ++i) {
+    work.visible[i] = visible_of(call, work.rows[i].request, work.rows[i].row);
+    work.sinks[i] = sinks_of(call, work.rows[i].request, work.rows[i].row);
+  }
+  if (work.has_sinks(item.num_rows - 1)) attend_sinks<Element>(work, scratch);
+  pack_queries(work, call.q, call.q_stride, scratch.q);
   work.is_sparse = call.sparse_tiles > 0 && select_tiles(work, scratch.selection);
   for (int split = item.split_begin; split < item.split_end; ++split) {
     fold_split<Element>(work, split, scratch);

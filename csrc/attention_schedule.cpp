@@ -129,7 +129,7 @@ AttentionSchedule::RowBlock AttentionSchedule::block_of(const AttentionBatch& ba
   const int group = shape_.heads_per_group();
   const int first_position = batch.start_positions[request] + row_begin / group;
   const int end = batch.start_positions[request] + (row_end - 1) / group + 1;
-  const int begin = shape_.window == 0 ? 0 : std::max(0, first_position - shape_.window + 1);
+  const int begin = shape_.visible_begin(first_position);
   const int64_t num_tiles = divide_up(end, kTileTokens) - begin / kTileTokens;
   return {request,
           row_begin,
@@ -145,8 +145,8 @@ int AttentionSchedule::num_full_splits(const AttentionBatch& batch, int request)
 }
 
 int64_t AttentionSchedule::floats_of_partials(const RowBlock& block) const {
-  return int64_t(block.split_end - block.split_begin) * (block.row_end - block.row_begin) *
-         partial_floats(shape_.head_dim) * shape_.num_kv_heads;
+  const int num_parts = block.split_end - block.split_begin + (shape_.num_sinks > 0 ? 1 : 0);
+  return int64_t(num_parts) * (block.row_end - block.row_begin) * partial_floats(shape_.head_dim) * shape_.num_kv_heads;
 }
 
 // Finds requests of few rows that hold the same blocks, split by split from the left.

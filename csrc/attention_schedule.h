@@ -46,7 +46,7 @@ struct AttentionMerge {
   int32_t split_begin;
   int32_t split_end;
   int32_t num_items;
-  int64_t partials;  // first float of its area: per split and row the sums, then weight and maximum
+  int64_t partials;  // first float of its area: per split (then the sinks) and row the sums, then weight and maximum
 };
 
 inline int64_t partial_floats(int head_dim) { return padded_head_dim(head_dim) + 8; }

@@ -56,8 +56,8 @@ bool gives_same_bits(AttentionShape shape, KvType type) {
   const AlignedBytes scratch = aligned_bytes(attention_scratch_floats(shape.head_dim) * sizeof(float));
   const AttendFunction kernels[2] = {kernels_avx2().attend, kAttendAvx512};
   for (int i = 0; i < 2; ++i) {
-    const AttentionCall call{shape, batch,       1.0f,  0, 0.0f, q.data(), width, outputs[i].data(),
-                             width, pool.data(), layout};
+    const AttentionCall call{shape, batch,       1.0f,   0,        0.0f, q.data(), width, outputs[i].data(),
+                             width, pool.data(), layout, q.data(), width};
     for (int64_t j = 0; j < schedule.num_items(); ++j) {
       kernels[i](call, schedule, schedule.item(j), reinterpret_cast<float*>(scratch.get()));
     }
@@ -68,8 +68,8 @@ bool gives_same_bits(AttentionShape shape, KvType type) {
 bool is_avx512_usable() {
   if (!has_avx512()) return false;
   for (const KvType type : {KvType::f32, KvType::f16, KvType::bf16, KvType::int8, KvType::fp8_e4m3, KvType::int4}) {
-    for (const AttentionShape shape :
-         {AttentionShape{3, 1, 64, 0}, AttentionShape{8, 1, 40, 0}, AttentionShape{2, 2, 100, 33}}) {
+    for (const AttentionShape shape : {AttentionShape{3, 1, 64, 0}, AttentionShape{8, 1, 40, 0},
+                                       AttentionShape{2, 2, 100, 33}, AttentionShape{3, 1, 64, 33, 5}}) {
       if (!gives_same_bits(shape, type)) return false;
     }
   }

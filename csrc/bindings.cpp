@@ -82,6 +82,9 @@ Op op_of(const nb::dict& record) {
   op.layer = get(record, "layer", -1);
   op.value = get(record, "value", 0.0f);
   op.window = get(record, "window", 0);
+  op.num_sinks = get(record, "num_sinks", 0);
+  op.sink_q = get(record, "sink_q", -1);
+  op.sink_position = get(record, "sink_position", 0);
   op.offset = get(record, "offset", 0);
   op.num_heads = get(record, "num_heads", 0);
   op.head_dim = get(record, "head_dim", 0);

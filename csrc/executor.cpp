@@ -20,6 +20,15 @@ size_t find_first_selected_op(const Program& program) {
   return i;
 }
 
+// Angles of a position, in double precision and rounded once, so that every runner has the same bits.
+void turn(int position, const std::vector<double>& frequencies, double scaling, float* cosines, float* sines) {
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    const double angle = double(position) * frequencies[i];
+    cosines[i] = float(std::cos(angle) * scaling);
+    sines[i] = float(std::sin(angle) * scaling);
+  }
+}
+
 // Rows of later tiles are selected after earlier tiles have been computed: what they are selected from must last.
 void check_selected_sources_last(const Program& program, size_t first_selected_op, int max_selected) {
   const auto end_of = [](const Buffer& b, int64_t rows) { return b.offset_bytes + rows * b.stride * 4; };
@@ -88,6 +97,7 @@ Executor::Executor(Program program, ModelSizes sizes, ExecutorConfig config)
       .block_size = config_.block_size,
       .num_blocks = config_.num_blocks,
       .windows = std::vector<int>(size_t(sizes_.num_groups), 0),
+      .num_sinks = std::vector<int>(size_t(sizes_.num_groups), 0),
   };
   find_phases();
   schedules_.resize(size_t(sizes_.num_groups));
@@ -121,13 +131,20 @@ Executor::Executor(Program program, ModelSizes sizes, ExecutorConfig config)
                            std::vector<int32_t>(size_t(max_tokens) * size_t(op.num_active))});
     }
     routing_of_op_.push_back(routings_.empty() ? 0 : routings_.size() - 1);
+    if (op.kind == OpKind::rope_store && op.sink_q >= 0 && sink_cosines_.empty()) {
+      sink_cosines_.resize(size_t(sizes_.rotary_dim / 2));
+      sink_sines_.resize(sink_cosines_.size());
+      turn(op.sink_position, sizes_.inverse_frequencies, sizes_.attention_scaling, sink_cosines_.data(),
+           sink_sines_.data());
+    }
     if (op.kind == OpKind::attend) {
       const size_t group = size_t(sizes_.layer_groups[size_t(op.layer)]);
       limits_.windows[group] = op.window;
+      limits_.num_sinks[group] = op.num_sinks;
       if (schedules_[group] == nullptr) {
         schedules_[group] = std::make_unique<AttentionSchedule>(
-            AttentionShape{sizes_.num_heads, sizes_.num_kv_heads, sizes_.head_dim, op.window}, is_sparse[group],
-            max_tokens, config_.max_num_requests, config_.num_threads);
+            AttentionShape{sizes_.num_heads, sizes_.num_kv_heads, sizes_.head_dim, op.window, op.num_sinks},
+            is_sparse[group], max_tokens, config_.max_num_requests, config_.num_threads);
       }
     }
   }
@@ -284,17 +301,10 @@ void Executor::prepare_row(const StepInput& step, int row) {
     const TableView& table = step.tables[group];
     row_blocks_[group][size_t(row)] = table.block_ids[size_t(table.offsets[request] + position / config_.block_size)];
   }
-  const auto turn = [&](const std::vector<double>& frequencies, double scaling, float* cosines, float* sines) {
-    for (size_t i = 0; i < frequencies.size(); ++i) {
-      // In double precision and rounded once, so that every runner has the same bits.
-      const double angle = double(position) * frequencies[i];
-      cosines[i] = float(std::cos(angle) * scaling);
-      sines[i] = float(std::sin(angle) * scaling);
-    }
-  };
   const size_t first = size_t(row) * size_t(sizes_.rotary_dim / 2);
-  turn(sizes_.inverse_frequencies, sizes_.attention_scaling, cosines_.data() + first, sines_.data() + first);
-  turn(sizes_.local_frequencies, sizes_.local_scaling, local_cosines_.data() + first, local_sines_.data() + first);
+  turn(position, sizes_.inverse_frequencies, sizes_.attention_scaling, cosines_.data() + first, sines_.data() + first);
+  turn(position, sizes_.local_frequencies, sizes_.local_scaling, local_cosines_.data() + first,
+       local_sines_.data() + first);
 }
 
 void Executor::run_phase(const StepInput& step, const Phase& phase, Rows rows, int thread) {
@@ -474,6 +484,13 @@ void Executor::rope_store(const Op& op, int row) {
   float* qkv = data(op.x) + row * stride(op.x);
   const float* cosines = (op.is_local ? local_cosines_ : cosines_).data() + int64_t(row) * half;
   const float* sines = (op.is_local ? local_sines_ : sines_).data() + int64_t(row) * half;
+  float* sink_q = op.sink_q < 0 ? nullptr : data(op.sink_q) + row * stride(op.sink_q);
+  if (sink_q != nullptr) {
+    std::copy_n(qkv, sizes_.num_heads * head_dim, sink_q);
+    for (int head = 0; head < sizes_.num_heads; ++head) {
+      kernels_.rotate(sink_q + head * head_dim, sink_cosines_.data(), sink_sines_.data(), half);
+    }
+  }
   // Keys follow queries, so both are rotated in one sweep.
   for (int head = 0; head < sizes_.num_heads + sizes_.num_kv_heads; ++head) {
     kernels_.rotate(qkv + head * head_dim, cosines, sines, half);
@@ -483,6 +500,9 @@ void Executor::rope_store(const Op& op, int row) {
     for (int head = 0; head < sizes_.num_heads + 2 * sizes_.num_kv_heads; ++head) {
       const auto transform = head < sizes_.num_heads ? kernels_.hadamard_inverse : kernels_.hadamard;
       transform(qkv + head * head_dim, head_dim);
+    }
+    for (int head = 0; sink_q != nullptr && head < sizes_.num_heads; ++head) {
+      kernels_.hadamard_inverse(sink_q + head * head_dim, head_dim);
     }
   }
   const size_t group = size_t(sizes_.layer_groups[size_t(op.layer)]);
@@ -507,7 +527,7 @@ AttentionSchedule& Executor::schedule_of(const Op& op) {
 
 void Executor::attend(const StepInput& step, const Op& op, int thread) {
   const AttentionCall call{
-      .shape = {sizes_.num_heads, sizes_.num_kv_heads, sizes_.head_dim, op.window},
+      .shape = {sizes_.num_heads, sizes_.num_kv_heads, sizes_.head_dim, op.window, op.num_sinks},
       .batch = batch_of(step, sizes_.layer_groups[size_t(op.layer)]),
       .scale = op.value,
       .sparse_tiles = op.sparse_tiles,
@@ -518,6 +538,8 @@ void Executor::attend(const StepInput& step, const Op& op, int thread) {
       .out_stride = stride(op.out),
       .pool = pool_.data(),
       .layout = layouts_[size_t(op.layer)],
+      .sink_q = op.sink_q < 0 ? nullptr : data(op.sink_q),
+      .sink_q_stride = op.sink_q < 0 ? 0 : stride(op.sink_q),
   };
   if (op.sparse_tiles > 0) bound_tiles(step, op, thread);
   AttentionSchedule& schedule = schedule_of(op);

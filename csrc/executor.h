@@ -160,6 +160,8 @@ class Executor {
   std::vector<float> sines_;
   std::vector<float> local_cosines_;  // empty where no layer has a rotation of its own
   std::vector<float> local_sines_;
+  std::vector<float> sink_cosines_;  // of the position where queries that read sinks are rotated
+  std::vector<float> sink_sines_;
 
   StepSeconds seconds_;
   std::chrono::steady_clock::time_point last_clock_;

@@ -45,6 +45,9 @@ struct Op {
   float softcap = 0;      // attend: bound of the scores; 0 for none
   int sparse_tiles = 0;   // attend: tiles that a query reads; 0 for all
   int window = 0;         // attend: tokens a query sees; 0 for all
+  int num_sinks = 0;      // attend: first tokens that stay visible beside the window
+  int sink_q = -1;        // rope_store, attend: buffer of the queries that read sinks
+  int sink_position = 0;  // rope_store: where those are rotated
   bool is_local = false;  // rope_store: rotate by the local frequencies
   int offset = 0;         // head_rms_norm: first column
   int num_heads = 0;

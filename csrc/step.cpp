@@ -46,20 +46,26 @@ void check_table(const StepInput& step, const StepLimits& limits, size_t group) 
   check_length(name + ".offsets", table.offsets.size(), "num_requests + 1", step.num_requests() + 1);
   check_offsets(name + ".offsets", table.offsets, "num_block_ids", int64_t(table.block_ids.size()));
   const int window = limits.windows[group];
+  const int num_sinks = limits.num_sinks[group];
   for (size_t r = 0; r < step.start_positions.size(); ++r) {
     const int num_queries = step.query_offsets[r + 1] - step.query_offsets[r];
     if (num_queries == 0) continue;
     const int64_t end = int64_t(step.start_positions[r]) + num_queries;
-    const int64_t begin = window == 0 ? 0 : std::max<int64_t>(0, int64_t(step.start_positions[r]) - window + 1);
+    const int64_t first = step.start_positions[r];
+    const int64_t begin = window == 0 || first < int64_t(num_sinks) + window ? 0 : first - window + 1;
     const int64_t num_blocks = table.offsets[r + 1] - table.offsets[r];
     if (num_blocks * limits.block_size < end) {
       refuse(name + " holds " + std::to_string(num_blocks) + " blocks of " + std::to_string(limits.block_size) +
              " tokens for request " + std::to_string(r) + ", whose context is " + std::to_string(end) + " tokens");
     }
-    for (int64_t i = begin / limits.block_size; i <= (end - 1) / limits.block_size; ++i) {
-      const int64_t index = table.offsets[r] + i;
-      check_range("tables block_ids", index, table.block_ids[size_t(index)], 1, limits.num_blocks);
-    }
+    const auto check_blocks = [&](int64_t first_block, int64_t last_block) {
+      for (int64_t i = first_block; i <= last_block; ++i) {
+        const int64_t index = table.offsets[r] + i;
+        check_range("tables block_ids", index, table.block_ids[size_t(index)], 1, limits.num_blocks);
+      }
+    };
+    if (begin > 0 && num_sinks > 0) check_blocks(0, (num_sinks - 1) / limits.block_size);
+    check_blocks(begin / limits.block_size, (end - 1) / limits.block_size);
   }
 }
 

@@ -57,7 +57,8 @@ struct StepLimits {
   int num_logits;  // ids that can be sampled: the same in any whole model
   int block_size;
   int64_t num_blocks;
-  std::vector<int> windows;  // of each KV group, 0 for none
+  std::vector<int> windows;    // of each KV group, 0 for none
+  std::vector<int> num_sinks;  // of each KV group: first tokens that stay visible beside the window
 };
 
 // Throws std::invalid_argument naming the array and the dimension that disagree.

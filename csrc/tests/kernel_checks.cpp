@@ -34,6 +34,7 @@ constexpr int kVocab = 75;
 constexpr int kHidden = 64;
 constexpr int kInner = 96;
 constexpr int kWindow = 21;
+constexpr int kNumSinks = 5;
 
 struct Shape {
   int num_heads;
@@ -46,12 +47,13 @@ class ModelMaker {
   ModelMaker(uint64_t seed, Shape shape, WeightKind kind, Isa isa)
       : rng_(seed), shape_(shape), kind_(kind), isa_(isa) {}
 
-  // Two layers, the second with a window, in two KV groups.
+  // Two layers, the second with a window and sinks, in two KV groups.
   Program make(int max_tokens, int max_selected) {
     const int q_width = shape_.num_heads * shape_.head_dim;
     const int kv_width = shape_.num_kv_heads * shape_.head_dim;
     const int residual = buffer(kHidden, false, max_tokens), branch = buffer(kHidden, false, max_tokens);
     const int qkv = buffer(q_width + 2 * kv_width, false, max_tokens), attended = buffer(q_width, false, max_tokens);
+    const int sink_q = buffer(q_width, false, max_tokens);
     const int gate_up = buffer(2 * kInner, false, max_tokens), inner = buffer(kInner, false, max_tokens);
     const int selected = buffer(kHidden, true, max_selected);
     program_.logits = buffer(kVocab, true, max_selected);
@@ -67,14 +69,20 @@ class ModelMaker {
           .offset = q_width,
           .num_heads = shape_.num_kv_heads,
           .head_dim = shape_.head_dim});
-      op({.kind = OpKind::rope_store, .x = qkv, .layer = layer});
+      op({.kind = OpKind::rope_store,
+          .x = qkv,
+          .layer = layer,
+          .sink_q = layer == 0 ? -1 : sink_q,
+          .sink_position = kWindow + kNumSinks - 1});
       const float scale = 1.0f / std::sqrt(float(shape_.head_dim));
       op({.kind = OpKind::attend,
           .x = qkv,
           .out = attended,
           .layer = layer,
           .value = scale,
-          .window = layer == 0 ? 0 : kWindow});
+          .window = layer == 0 ? 0 : kWindow,
+          .num_sinks = layer == 0 ? 0 : kNumSinks,
+          .sink_q = layer == 0 ? -1 : sink_q});
       op({.kind = OpKind::linear, .x = attended, .out = branch, .weight = linear({kHidden}, q_width)});
       op({.kind = OpKind::add, .x = residual, .out = branch});
       op({.kind = OpKind::rms_norm, .x = residual, .out = branch, .weight = norm(kHidden), .value = 1e-5f});

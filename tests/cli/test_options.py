@@ -46,13 +46,18 @@ SAMPLES = {
     "ratio": "0.5",
     "numbers": "0,3",
 }
-NEEDS = {"kv_cache_dtype_skip_layers": ("--kv-cache-dtype", "int8")}
+NEEDS = {
+    "attention_sinks": ("--attention-window", "64"),
+    "kv_cache_dtype_skip_layers": ("--kv-cache-dtype", "int8"),
+}
 """Options without which another contradicts the default."""
 
 
 @pytest.mark.parametrize("option", [option for option in OPTIONS if option.kind != "flag"], ids=lambda each: each.name)
 def test_every_option_and_alias_reaches_the_config(option):
     sample = option.choices[-1] if option.choices else SAMPLES[option.kind]
+    if option.kind == "integer":
+        sample = str(max(int(sample), option.minimum))
     expected = option.read(sample, param=option.name)
 
     spellings = [f"--{name.replace('_', '-')}" for name in (option.name, *option.aliases)]

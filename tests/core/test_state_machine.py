@@ -22,11 +22,11 @@ from octavo.testing.strategies import core_setups, prompts, requests
 
 NUM_TIMES = float(os.environ.get("OCTAVO_CAMPAIGN", "1"))
 NUM_STEPS = int(3_500 * NUM_TIMES)
-"""Steps of each kind: 6 x 3,500 = 21,000 by default."""
+"""Steps of each kind: 7 x 3,500 = 24,500 by default."""
 
 OF_ALL = {"RequestRejected", "RequestDelayed", "RequestAdmitted", "abort waiting", "failed", "early end"}
 OF_PAGED = {"BlockCached", "BlockEvicted", "BlockCopied", "RequestForked", "RequestPreempted"}
-KINDS = ("full", "two full", "full+window", "window", "two windows", "reserved")
+KINDS = ("full", "two full", "full+window", "window", "two windows", "sinks", "reserved")
 
 
 class CoreMachine(RuleBasedStateMachine):

@@ -47,6 +47,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope": Rope(kind="none"),
         "num_kv_heads": 1,
     },
+    "a window and sinks": {"windows": (None, None), "window_and_sinks": (20, 5), "attention_softcap": 2.0},
+    "a window and many sinks": {"windows": (None, None), "window_and_sinks": (7, 21), "rope": Rope(rotary_dim=8)},
     "norms behind": {
         "windows": (None, None),
         "norm_places": "after",

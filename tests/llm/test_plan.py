@@ -58,6 +58,11 @@ CASES = [
         {"kv_cache_memory": "300KiB", "kv_allocator": "reserved", "max_num_batched_tokens": 64},
         id="reserved windows",
     ),
+    pytest.param(
+        TinyModel(num_layers=3),
+        {"memory": "120MiB", "max_num_batched_tokens": 64, "attention_window": 100, "attention_sinks": 20},
+        id="a window and sinks",
+    ),
 ]
 
 

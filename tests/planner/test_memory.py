@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.core.kv_cache import GroupSpec
+from octavo.models.attention_window import with_attention_window
 from octavo.models.kv_record import row_bytes
 from octavo.models.spec import KVGroup, ModelSpec, Rope
 from octavo.models.tensor_entry import FileStamp, TensorEntry
@@ -117,6 +119,29 @@ def test_longest_request_fits_and_one_token_more_does_not(windows, block_size, n
     assert shape.blocks_for_tokens(longest, max_num_batched_tokens=batched) <= num_blocks
     if longest < limit:
         assert shape.blocks_for_tokens(longest + 1, max_num_batched_tokens=batched) > num_blocks
+
+
+@given(
+    window=st.integers(2, 300),
+    num_sinks=st.integers(0, 100),
+    block_size=st.integers(1, 40),
+    batched=st.integers(1, 100),
+    num_tokens=st.integers(1, 3000),
+)
+def test_window_and_sinks_take_the_blocks_that_the_scheduler_promises(
+    window, num_sinks, block_size, batched, num_tokens
+):
+    whole = spec(layers=2, kv_heads=2, head_dim=16, kv_groups=(KVGroup(layers=(0, 1)),))
+    windowed = with_attention_window(whole, window=window, num_sinks=num_sinks)
+    shape = kv_shape(windowed, kv_dtype="f16", block_size=block_size)
+
+    group = GroupSpec(window=window, num_sinks=num_sinks)
+    assert shape.blocks_for_tokens(num_tokens, max_num_batched_tokens=batched) == group.num_blocks(
+        num_tokens, block_size, batched
+    )
+    assert shape.without_windows().blocks_for_tokens(num_tokens, max_num_batched_tokens=batched) == -(
+        -num_tokens // block_size
+    )
 
 
 @given(num_blocks=st.integers(1, 10**6), block_bytes=st.integers(1, 10**7))

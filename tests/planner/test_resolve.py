@@ -87,7 +87,9 @@ def test_every_open_value_is_decided_with_a_reason():
     resolved = plan()
 
     for option in OPTIONS:
-        if option.auto and option.name not in {"seed", "memory", "utilization", "kv_cache_memory"}:
+        # Without a window, or with dense reading, there is nothing to decide.
+        is_off = option.name in {"attention_window", "attention_sinks", "sparse_blocks"}
+        if option.auto and not is_off and option.name not in {"seed", "memory", "utilization", "kv_cache_memory"}:
             assert resolved.reasons[option.name], option.name
     assert set(resolved.as_dict()["reasons"]) == set(resolved.reasons)
 
@@ -336,3 +338,20 @@ def test_a_skipped_layer_that_the_model_has_not_is_refused():
 def test_layers_are_skipped_by_a_quantised_cache_only(dtype):
     with pytest.raises(InvalidParameterError, match="given with a cache of"):
         plan(kv_cache_dtype=dtype, kv_cache_dtype_skip_layers=(1,))
+
+
+def test_an_attention_window_is_shown_with_its_price():
+    card = make_card(plan(attention_window=512))
+
+    shown = {line.name: line for line in card.lines}
+    assert shown["attention_window"].value == "512 tokens" and "lossy" in shown["attention_window"].reason
+    assert "from token 517 on" in shown["attention_window"].reason
+    assert shown["attention_sinks"].value == "4 tokens"
+    assert not {"attention_window", "attention_sinks"} & {line.name for line in make_card(plan()).lines}
+
+
+def test_sinks_without_a_window_are_refused():
+    with pytest.raises(InvalidParameterError, match="given without attention_window") as caught:
+        plan(attention_sinks=4)
+    assert caught.value.param == "attention_sinks"
+    assert plan(**fix_of(caught.value.hints[0])).attention_window == 1024

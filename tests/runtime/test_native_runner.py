@@ -107,6 +107,7 @@ MODELS = {
     "biases": {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
     "norms of q and k": {"qk_norm": True},
     "windows": {"windows": (None, 20, None, 20)},
+    "a window and sinks": {"window_and_sinks": (20, 5)},
     "yarn": {"rope": Rope(rotary_dim=8, kind="yarn", factor=4.0, original_max_position=32, attention_factor=1.14)},
     "odd widths": {"hidden_size": 137, "intermediate_size": 51, "head_dim": 40},
 }

@@ -10,6 +10,7 @@ pytest.importorskip("octavo.runtime._native", reason="the native module is not b
 
 from octavo.core.sampling import SamplingParams
 from octavo.core.step import GroupTables, PromptLogprobRows, SampleRow, StepPlan
+from octavo.errors import ModelNumbersError
 from octavo.runtime import sampler
 from octavo.testing.native_probe import INPUT, probe
 
@@ -177,7 +178,7 @@ def test_prompt_scores_equal_definition_in_tiles_of_any_size(rng, isa, tile):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_logits_that_are_no_distribution_are_our_bug_and_named(isa, bad):
+def test_logits_that_are_no_distribution_name_the_request(isa, bad):
     logits = np.zeros((2, 20), np.float32)
     logits[1, 13] = bad
     if bad < 0:
@@ -185,17 +186,17 @@ def test_logits_that_are_no_distribution_are_our_bug_and_named(isa, bad):
     runner = runner_over(logits, isa)
     row = SampleRow(request_id="culprit", logits_row=1, position=3, params=SamplingParams(), seed=0)
 
-    with pytest.raises(AssertionError, match="culprit"):
+    with pytest.raises(ModelNumbersError, match="culprit"):
         runner.execute(plan_of(2, [row]))
 
 
-def test_everything_banned_is_our_bug_and_named(isa):
+def test_everything_banned_names_the_request(isa):
     runner = runner_over(np.zeros((1, 3), np.float32), isa)
     row = SampleRow(
         request_id="culprit", logits_row=0, position=3, params=SamplingParams(), seed=0, banned_token_ids=(0, 1, 2)
     )
 
-    with pytest.raises(AssertionError, match="culprit"):
+    with pytest.raises(ModelNumbersError, match="culprit"):
         runner.execute(plan_of(1, [row]))
 
 

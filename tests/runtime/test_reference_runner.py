@@ -16,6 +16,7 @@ import pytest
 import threadpoolctl
 
 from octavo.core.sampling import SamplingParams
+from octavo.errors import ModelNumbersError
 from octavo.models.spec import Rope
 from octavo.runtime import row_matmul
 from octavo.runtime.reference_runner import ReferenceRunner
@@ -83,6 +84,7 @@ MODELS = {
     "biases": {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
     "norms of q and k": {"qk_norm": True},
     "windows": {"windows": (None, 20, None, 20)},
+    "a window and sinks": {"window_and_sinks": (20, 5)},
     "yarn": {"rope": Rope(rotary_dim=8, kind="yarn", factor=4.0, original_max_position=32, attention_factor=1.14)},
     "wide": {"hidden_size": 136, "intermediate_size": 200, "head_dim": 32},
 }
@@ -294,7 +296,7 @@ def test_blocks_out_of_the_window_may_be_null_and_their_content_anything():
 def test_a_read_of_something_never_written_is_caught_and_names_the_request():
     plan = make_plan([Chunk("guilty", [5], start=4, tables=[[3]])])
 
-    with pytest.raises(AssertionError, match=r"request guilty: .* is nan"):
+    with pytest.raises(ModelNumbersError, match=r"request guilty: .* is nan"):
         make_runner().execute(plan)
     make_runner(poison=False).execute(plan)  # it takes the poison to see it
 
@@ -307,7 +309,7 @@ def test_a_block_handed_out_again_is_poisoned_for_whoever_still_reads_it(kv_cach
     new = Chunk("new", [7], tables=[[1]])
     old = Chunk("old", [9], start=20, tables=[[1, 2]])
 
-    with pytest.raises(AssertionError, match=r"request old: .* is nan"):
+    with pytest.raises(ModelNumbersError, match=r"request old: .* is nan"):
         runner.execute(make_plan([new, old], new_blocks=[1]))
 
 
@@ -315,7 +317,7 @@ def test_a_buffer_read_before_it_is_written_is_caught():
     ops = [op for op in FULL.program.ops if type(op).__name__ != "Activate"]
     runner = make_runner(replace(FULL, program=replace(FULL.program, ops=tuple(ops))))
 
-    with pytest.raises(AssertionError, match=r"request r: .* is nan"):
+    with pytest.raises(ModelNumbersError, match=r"request r: .* is nan"):
         runner.execute(make_plan([Chunk("r", [1, 2, 3], tables=[[1]])]))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from octavo.core.sampling import SamplingParams
 from octavo.core.step import SampleRow
+from octavo.errors import ModelNumbersError
 from octavo.runtime.sampler import adjust, candidates, sample, token_logprobs
 
 NOTHING = np.float32(-np.inf)
@@ -245,7 +246,7 @@ def test_a_masked_token_is_never_drawn():
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_not_numbers_name_the_request(bad):
     row = make_row(SamplingParams(), request_id="chat-17")
-    with pytest.raises(AssertionError, match=r"request chat-17: choosing the token at position 10.* is (nan|inf)"):
+    with pytest.raises(ModelNumbersError, match=r"request chat-17: choosing the token at position 10.* is (nan|inf)"):
         sample(np.array([0.0, bad, 1.0], np.float32), row)
 
 

@@ -15,6 +15,7 @@ from octavo.units import round_up
 
 DEFAULT_MODEL = "smollm2-135m"
 NATIVE_TILE_TOKENS = 16
+DEFAULT_ATTENTION_SINKS = 4
 """The native kernels' unit of attention: blocks of the native runner hold a multiple of it."""
 
 MIN_SPARSE_BLOCKS = 3
@@ -175,6 +176,26 @@ class EngineConfig:
         minimum=MIN_SPARSE_BLOCKS,
         auto="all of them",
     )
+    attention_window: int | None = option(
+        default=None,
+        kind="count",
+        group="Memory",
+        unit="tokens",
+        help="Let each token see only so many last ones, in a model that sees all: bounds memory, changes answers",
+        minimum=2,
+        maximum=2**24,
+        auto="none",
+    )
+    attention_sinks: int | None = option(
+        default=None,
+        kind="integer",
+        group="Memory",
+        unit="tokens",
+        help="First tokens that stay visible beside --attention-window",
+        minimum=0,
+        maximum=2**24,
+        auto=str(DEFAULT_ATTENTION_SINKS),
+    )
     kv_allocator: KVAllocator = option(
         default="paged",
         kind="choice",
@@ -227,6 +248,14 @@ class EngineConfig:
         _check_native_block_size(self)
         _check_skipped_layers(self)
         _check_sparse_block_size(self)
+        _check_sinks_have_a_window(self)
+
+    @property
+    def num_sinks(self) -> int:
+        """First tokens that stay visible beside an attention window."""
+        if self.attention_window is None:
+            return 0
+        return DEFAULT_ATTENTION_SINKS if self.attention_sinks is None else self.attention_sinks
 
 
 OPTIONS: tuple[Option, ...] = options_of(EngineConfig)
@@ -287,4 +316,14 @@ def _check_sparse_block_size(config: EngineConfig) -> None:
             param="block_size",
             because=f"sparse reading chooses among tiles of {NATIVE_TILE_TOKENS} tokens",
             hints=(f"`--block-size {fitting}`", "leave out --sparse-blocks"),
+        )
+
+
+def _check_sinks_have_a_window(config: EngineConfig) -> None:
+    if config.attention_sinks is not None and config.attention_window is None:
+        raise InvalidParameterError(
+            "given without attention_window",
+            param="attention_sinks",
+            because="without a window all tokens stay visible",
+            hints=("`--attention-window 1024`", "leave out --attention-sinks"),
         )

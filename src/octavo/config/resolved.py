@@ -20,6 +20,7 @@ class ResolvedConfig:
 
     Args:
         model: As asked: alias, path or hub id.
+        attention_window, attention_sinks: What is put over a model without windows; both `None` if nothing is.
         num_blocks: Usable blocks; the pool holds the null block besides.
         seed: For drawing the seeds of unseeded requests; `None` draws from the system.
         kv_pool_bytes: Size of the pool, null block included.
@@ -37,6 +38,8 @@ class ResolvedConfig:
     kv_cache_dtype: KVDtype
     kv_cache_dtype_skip_layers: tuple[int, ...] = ()
     sparse_blocks: int = 0
+    attention_window: int | None = None
+    attention_sinks: int | None = None
     kv_allocator: KVAllocator
     kv_prefault: bool
     block_size: int

@@ -121,7 +121,12 @@ def _check_tables(kv_cache: PagedKVCache, scheduler: Scheduler) -> None:
             live = [block_id for block_id in table if block_id != NULL_BLOCK]
             assert len(set(live)) == len(live), f"{request.request_id} lists a block twice"
             assert len(table) >= cdiv(request.num_computed_tokens, block_size)
-            assert list(table[len(table) - len(live) :]) == live, "null blocks stand only at the front"
+            spec = kv_cache.groups[group]
+            places = [index for index, block_id in enumerate(table) if block_id == NULL_BLOCK]
+            first = spec.num_sink_blocks(block_size)
+            assert places == list(range(first, first + len(places))), "null blocks lie between sinks and window"
+            hidden = spec.hidden_blocks(request.num_computed_tokens, block_size)
+            assert len(places) <= len(hidden), f"{request.request_id} lacks a block that it can see"
             for index, block_id in enumerate(table):
                 block = kv_cache.pool.blocks[block_id]
                 if block.key is not None:

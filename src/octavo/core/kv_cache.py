@@ -20,28 +20,42 @@ from octavo.units import BlockId, TokenId, cdiv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """How one KV group keeps tokens: all of them, or the last `window` ones (a query's own token included)."""
+    """How one KV group keeps tokens: all of them, or the last `window` ones (a query's own token included).
+
+    With a window, the first `num_sinks` tokens stay as well. A query at a position below `num_sinks + window` sees
+    everything before it; further on a gap opens between sinks and window, and blocks inside of it are given back.
+    """
 
     window: int | None = None
+    num_sinks: int = 0
 
     def __post_init__(self) -> None:
         # A window of one token needs nothing from before: every prompt would "hit" without ever having been computed.
         assert self.window is None or self.window >= 2, f"a window of {self.window} tokens keeps nothing"
+        assert self.num_sinks >= 0 and (self.window is not None or self.num_sinks == 0), "sinks stand before a window"
 
     def num_blocks(self, num_tokens: int, block_size: int, max_chunk_tokens: int) -> int:
         """Return the most blocks a request of `num_tokens` cached tokens holds at once in this group.
 
         A window group frees what no query sees any more, but within one step it holds the window of the first query
-        and the whole chunk; a run of that many tokens can touch one block more than it fills.
+        and the whole chunk; a run of that many tokens can touch one block more than it fills. Sinks come on top.
         """
         num_blocks = cdiv(num_tokens, block_size)
         if self.window is None:
             return num_blocks
-        return min(num_blocks, cdiv(self.window - 1 + max_chunk_tokens, block_size) + 1)
+        num_window_blocks = cdiv(self.window - 1 + max_chunk_tokens, block_size) + 1
+        return min(num_blocks, self.num_sink_blocks(block_size) + num_window_blocks)
 
-    def first_visible_block(self, position: int, block_size: int) -> int:
-        """Return the first block that the query at `position` can see."""
-        return 0 if self.window is None else max(0, position - self.window + 1) // block_size
+    def num_sink_blocks(self, block_size: int) -> int:
+        """Return the leading blocks that are never given back."""
+        return cdiv(self.num_sinks, block_size)
+
+    def hidden_blocks(self, position: int, block_size: int) -> range:
+        """Return the blocks of which the query at `position`, and every later one, sees nothing: one run, or none."""
+        first = self.num_sink_blocks(block_size)
+        # Before the gap opens, the window begins among the sinks.
+        stop = 0 if self.window is None else max(0, position - self.window + 1) // block_size
+        return range(first, max(first, stop))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,9 +30,9 @@ from octavo.units import BlockId, RequestId, cdiv
 class _Holding:
     """What one running request holds.
 
-    `num_named[g]` counts leading blocks already offered to the prefix cache, `num_dropped[g]` leading blocks given back
-    because they left the window. `copies` are this step's (source, destination); the reference on a source is this
-    holding's until the step is committed.
+    `num_named[g]` counts leading blocks already offered to the prefix cache, `num_dropped[g]` blocks given back because
+    they left the window; they follow the blocks of the sinks without a gap. `copies` are this step's (source,
+    destination); the reference on a source is this holding's until the step is committed.
     """
 
     __slots__ = ("copies", "new_blocks", "num_dropped", "num_named", "tables")
@@ -97,6 +97,11 @@ class PagedKVCache:
     @property
     def longest_tokens(self) -> int:
         return self._longest_tokens
+
+    @property
+    def groups(self) -> tuple[GroupSpec, ...]:
+        """How each group keeps tokens."""
+        return self._groups
 
     @property
     def pool(self) -> BlockPool:
@@ -246,8 +251,8 @@ class PagedKVCache:
         holding = self._holdings[child.request_id] = _Holding(len(self._groups))
         for group, table in enumerate(source.tables):
             holding.tables[group].extend(table)
-            for block_id in table[source.num_dropped[group] :]:
-                self._pool.touch(self._pool.blocks[block_id])
+            for index in self._held_places(source, group):
+                self._pool.touch(self._pool.blocks[table[index]])
         holding.num_named = list(source.num_named)
         holding.num_dropped = list(source.num_dropped)
         child.keys = list(parent.keys)
@@ -259,15 +264,11 @@ class PagedKVCache:
             self._cache_tail(request, holding)
         self._land(request, 0, len(request.keys))
         # Tail first over all groups at once: a hit needs all groups, so the deepest blocks of each go first.
-        places = [
-            (index, group)
-            for group, table in enumerate(holding.tables)
-            for index in range(holding.num_dropped[group], len(table))
-        ]
+        places = [(index, group) for group in range(len(self._groups)) for index in self._held_places(holding, group)]
         for index, group in sorted(places, reverse=True):
             self._pool.release(self._pool.blocks[holding.tables[group][index]])
         for group, table in enumerate(holding.tables):
-            block_ids = tuple(BlockId(block_id) for block_id in reversed(table[holding.num_dropped[group] :]))
+            block_ids = tuple(BlockId(table[index]) for index in reversed(self._held_places(holding, group)))
             self._events.emit(BlocksReleased(request_id=request.request_id, group=group, block_ids=block_ids))
         self._finish_copies(holding)
 
@@ -292,20 +293,26 @@ class PagedKVCache:
             num_blocks = shorter
 
     def _match_window(self, request: Request, group: int, max_blocks: int) -> int:
-        """Return the longest length of at most `max_blocks` whose last window is cached; walks from the right."""
+        """Return the longest length of at most `max_blocks` whose last window and sinks are cached.
+
+        Walks from the right to where the window begins.
+        """
         spec = self._groups[group]
+        for index in range(min(max_blocks, spec.num_sink_blocks(self._block_size))):
+            if self._find(request, group, index) is None:
+                return index
         end = index = max_blocks
-        while index > spec.first_visible_block(end * self._block_size, self._block_size):
+        while index > spec.hidden_blocks(end * self._block_size, self._block_size).stop:
             index -= 1
             if self._find(request, group, index) is None:
                 end = index
         return end
 
     def _hit_blocks(self, request: Request, group: int, num_blocks: int) -> tuple[Block | None, ...]:
-        first = self._groups[group].first_visible_block(num_blocks * self._block_size, self._block_size)
-        hits = tuple(self._find(request, group, index) for index in range(first, num_blocks))
-        assert None not in hits
-        return (None,) * first + hits
+        hidden = self._groups[group].hidden_blocks(num_blocks * self._block_size, self._block_size)
+        hits = tuple(None if index in hidden else self._find(request, group, index) for index in range(num_blocks))
+        assert sum(hit is None for hit in hits) == len(hidden)
+        return hits
 
     def _match_tokens(
         self, request: Request, start: int, stop: int
@@ -364,6 +371,14 @@ class PagedKVCache:
         held.update(copy.source for copy in holding.copies)
         return frozenset(BlockId(block_id) for block_id in held if self._pool.blocks[block_id].ref_count == 1)
 
+    def _held_places(self, holding: _Holding, group: int) -> Sequence[int]:
+        """Return the places of a table that name blocks, in order."""
+        num_dropped, length = holding.num_dropped[group], len(holding.tables[group])
+        if not num_dropped:
+            return range(length)
+        num_sink_blocks = self._groups[group].num_sink_blocks(self._block_size)
+        return [*range(num_sink_blocks), *range(num_sink_blocks + num_dropped, length)]
+
     def _is_shared(self, block: Block) -> bool:
         """Say whether another table holds this block.
 
@@ -380,16 +395,15 @@ class PagedKVCache:
 
     def _drop_out_of_window(self, request: Request, holding: _Holding) -> None:
         for group, spec in enumerate(self._groups):
-            first_visible = spec.first_visible_block(request.num_computed_tokens, self._block_size)
-            table = holding.tables[group]
-            first = holding.num_dropped[group]
-            if first_visible <= first:
+            hidden = spec.hidden_blocks(request.num_computed_tokens, self._block_size)[holding.num_dropped[group] :]
+            if not hidden:
                 continue
-            dropped = tuple(BlockId(block_id) for block_id in table[first:first_visible])
-            for index, block_id in enumerate(dropped, start=first):
+            table = holding.tables[group]
+            dropped = tuple(BlockId(table[index]) for index in hidden)
+            for index, block_id in zip(hidden, dropped, strict=True):
                 self._pool.release(self._pool.blocks[block_id])
                 table[index] = NULL_BLOCK
-            holding.num_dropped[group] = first_visible
+            holding.num_dropped[group] += len(hidden)
             self._events.emit(BlocksReleased(request_id=request.request_id, group=group, block_ids=dropped))
 
     def _cache_tail(self, request: Request, holding: _Holding) -> None:

@@ -149,7 +149,7 @@ def _make_runner(model: OpenedModel, resolved: ResolvedConfig, report: Progress)
 
 
 def _make_kv_cache(model: OpenedModel, resolved: ResolvedConfig, events: EventLog) -> KVCache:
-    groups = [GroupSpec(window=group.window) for group in model.spec.kv_groups]
+    groups = [GroupSpec(window=group.window, num_sinks=group.num_sinks) for group in model.spec.kv_groups]
     if resolved.kv_allocator == "reserved":
         return ReservedKVCache(
             resolved.num_blocks,

@@ -128,10 +128,10 @@ def buffers_of(op: Op) -> tuple[frozenset[BufferName], frozenset[BufferName]]:
             return frozenset({x, routes}), frozenset({out, gathered, product})
         case Combine(x=x, routes=routes, out=out):
             return frozenset({x, routes}), frozenset({out})
-        case RopeStore(qkv=qkv):
-            return frozenset({qkv}), frozenset()
-        case Attend(qkv=qkv, out=out):
-            return frozenset({qkv}), frozenset({out})
+        case RopeStore(qkv=qkv, sink_q=sink_q):
+            return frozenset({qkv}), frozenset({sink_q} if sink_q else ())
+        case Attend(qkv=qkv, out=out, sink_q=sink_q):
+            return frozenset({qkv, sink_q} if sink_q else {qkv}), frozenset({out})
         case Add(x=x, y=y):
             return frozenset({x, y}), frozenset()
 

@@ -41,12 +41,13 @@ def emit_decoder(spec: ModelSpec) -> Program:
     `branch` holds what flows beside the residual: a norm's output, then the attention's or the MLP's contribution.
     """
     windows = layer_windows(spec.kv_groups)
+    num_sinks = _num_sinks(spec)
     assert len(windows) == spec.num_layers, "every layer is in a KV group"
     ops: list[Op] = [Embed(out="residual", weight="embed", scale=spec.embed_scale)]
     if spec.has_learned_positions:
         ops += [EmbedPosition(out="branch", weight="positions"), Add(x="residual", y="branch")]
     for layer in range(spec.num_layers):
-        ops += _attention(spec, layer, windows[layer])
+        ops += _attention(spec, layer, windows[layer], num_sinks)
         ops += _mlp(spec, layer)
     ops += [
         SelectRows(x="residual", out="selected"),
@@ -65,6 +66,7 @@ def _buffers(spec: ModelSpec) -> dict[BufferName, Buffer]:
         "branch": Buffer(width=spec.hidden_size, rows="token"),
         "qkv": Buffer(width=q_width + 2 * kv_width, rows="token"),
         "attended": Buffer(width=q_width, rows="token"),
+        **({"sink_q": Buffer(width=q_width, rows="token")} if _num_sinks(spec) else {}),
         **(_mlp_buffers(spec) if spec.mixture is None else _mixture_buffers(spec, spec.mixture)),
         "selected": Buffer(width=spec.hidden_size, rows="selected"),
         "logits": Buffer(width=spec.vocab_size, rows="selected"),
@@ -94,8 +96,16 @@ def _mixture_buffers(spec: ModelSpec, mixture: Mixture) -> dict[BufferName, Buff
     return {name: Buffer(width=width, rows="token") for name, width in widths.items()}
 
 
-def _attention(spec: ModelSpec, layer: int, window: int | None) -> list[Op]:
+def _num_sinks(spec: ModelSpec) -> int:
+    """Return the sinks of every layer: they come with a window over the whole model."""
+    counts = {group.num_sinks for group in spec.kv_groups}
+    assert len(counts) <= 1, "sinks are the same in all layers"
+    return max(counts, default=0)
+
+
+def _attention(spec: ModelSpec, layer: int, window: int | None, num_sinks: int) -> list[Op]:
     names = f"layers.{layer}."
+    sink_q = "sink_q" if num_sinks else None
     projections = ("qkv",) if spec.has_fused_qkv else ("q", "k", "v")
     ops: list[Op] = []
     x = "residual"
@@ -106,7 +116,13 @@ def _attention(spec: ModelSpec, layer: int, window: int | None) -> list[Op]:
     if spec.qk_norm:
         ops += _qk_norms(spec, names)
     ops += [
-        RopeStore(qkv="qkv", layer=layer, is_local=window is not None and spec.local_rope is not None),
+        RopeStore(
+            qkv="qkv",
+            layer=layer,
+            is_local=window is not None and spec.local_rope is not None,
+            sink_q=sink_q,
+            sink_position=num_sinks + window - 1 if num_sinks and window else 0,
+        ),
         Attend(
             qkv="qkv",
             out="attended",
@@ -115,6 +131,8 @@ def _attention(spec: ModelSpec, layer: int, window: int | None) -> list[Op]:
             window=window,
             softcap=spec.attention_softcap,
             sparse_blocks=spec.sparse_blocks if is_sparse_layer(spec, layer) else 0,
+            num_sinks=num_sinks,
+            sink_q=sink_q,
         ),
         _linear("attended", "branch", names, ("o",), has_bias=spec.output_bias),
     ]

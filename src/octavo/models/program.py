@@ -104,11 +104,17 @@ class RopeStore:
     permuted for the other pairing, and the loader undoes that). Angles come from `Rope`. Angle, cosine and sine are
     computed in double precision and rounded once to float32, so that all runners agree to the bit. Layers with
     `is_local` are rotated by the spec's `local_rope`. A rope without width rotates nothing.
+
+    Args:
+        sink_q: `[rows, num_heads * head_dim]`; filled with q rotated by `sink_position` instead of its own position.
+            Only of layers with sinks.
     """
 
     qkv: BufferName
     layer: int
     is_local: bool = False
+    sink_q: BufferName | None = None
+    sink_position: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +129,11 @@ class Attend:
     With `sparse_blocks` n, a query at position p reads the 16-token tiles 0 and p // 16 and the n - 2 others before it
     with the highest `sum_d max(q_d * low_d, q_d * high_d)`, the lower tile where two are equal; `low` and `high` are
     the least and greatest of its keys' dimensions as stored, rounded outward to bf16. See `models/sparse.py`.
+    With S sinks beside a window w, queries at p < S + w see keys 0..p. From p = S + w on they see keys 0..S - 1, scored
+    with `sink_q`, and keys p - w + 1..p, scored with q, in one softmax. `sink_q` is q rotated by S + w - 1: sinks keep
+    the distance that they had when the window last followed them.
+
+    Source: attention sinks and positions inside the cache, Xiao et al., arXiv:2309.17453.
     """
 
     qkv: BufferName
@@ -132,6 +143,8 @@ class Attend:
     window: int | None = None
     softcap: float = 0.0
     sparse_blocks: int = 0
+    num_sinks: int = 0
+    sink_q: BufferName | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,11 +40,13 @@ class Rope:
 class KVGroup:
     """Layers with the same KV behaviour; they share block tables and draw equal-sized blocks from one pool.
 
-    `window` is the number of tokens a query sees, its own included; `None` means all of them.
+    `window` is the number of tokens a query sees, its own included; `None` means all of them. With `num_sinks` it sees
+    the first ones besides, however far away.
     """
 
     layers: tuple[int, ...]
     window: int | None = None
+    num_sinks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from octavo.config.engine import EngineConfig
+from octavo.models.attention_window import with_attention_window
 from octavo.models.decoder import emit_decoder
 from octavo.models.held_kinds import held_as, held_entry_kind
 from octavo.models.load import OpenedModel
 from octavo.models.sparse import with_sparse_blocks
+from octavo.models.spec import ModelSpec
 from octavo.planner.memory import weight_bytes
 from octavo.planner.resolve import ModelFacts
 
@@ -26,19 +28,35 @@ def as_read(facts: ModelFacts, config: EngineConfig) -> ModelFacts:
     return facts if spec is facts.spec else replace(facts, spec=spec, program=emit_decoder(spec))
 
 
+def windowed(spec: ModelSpec, config: EngineConfig) -> ModelSpec:
+    """Return the spec with the window that was asked for, if any.
+
+    Raises:
+        InvalidParameterError: the model has a window of its own.
+    """
+    return with_attention_window(spec, window=config.attention_window, num_sinks=config.num_sinks)
+
+
 def facts_of(model: OpenedModel, config: EngineConfig, *, native_refusal: str = "") -> ModelFacts:
     """Return what the planner needs to know of a model, read from its headers.
+
+    Spec and program are those that an engine of this configuration runs.
 
     Args:
         native_refusal: Why the native runner cannot be used on the machine in question; empty if it can.
 
     Raises:
-        InvalidParameterError: rows that are not whole groups of the weight dtype asked for.
+        InvalidParameterError: rows that are not whole groups of the weight dtype asked for, or a window over a model
+            that has its own.
     """
+    spec, program = model.spec, model.program
+    if config.attention_window is not None:
+        spec = windowed(spec, config)
+        program = emit_decoder(spec)
     if config.runner == "reference" or native_refusal:
         return ModelFacts(
-            spec=model.spec,
-            program=model.program,
+            spec=spec,
+            program=program,
             weight_bytes=4 * model.spec.num_parameters,
             weights_as="f32, in which the reference computes",
             native_refusal=native_refusal,
@@ -46,8 +64,8 @@ def facts_of(model: OpenedModel, config: EngineConfig, *, native_refusal: str = 
     weight_dtype = "stored" if config.weight_dtype == "auto" else config.weight_dtype
     entries = model.tensors.values()
     return ModelFacts(
-        spec=model.spec,
-        program=model.program,
+        spec=spec,
+        program=program,
         weight_bytes=weight_bytes(entries, lambda entry: held_entry_kind(entry, weight_dtype)),
         weights_as=held_as(entries, weight_dtype),
     )

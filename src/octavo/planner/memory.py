@@ -42,6 +42,7 @@ class KVShape:
         layers_per_group: Layers in a block record; the longest group's, since all groups draw from one pool.
         windows: For each group, the tokens a query sees (`None`: all).
         block_size: Tokens in a block.
+        num_sinks: First tokens that groups with a window keep besides.
         token_layer_bytes: Bytes of one token's key and value in one layer, scales included.
         token_extra_bytes: Bytes that a record has more per token, because a quantised cache leaves layers in 16 bit.
     """
@@ -51,6 +52,7 @@ class KVShape:
     block_size: int
     token_layer_bytes: int
     token_extra_bytes: int = 0
+    num_sinks: int = 0
 
     @property
     def block_bytes(self) -> int:
@@ -69,7 +71,7 @@ class KVShape:
         """Return the most blocks that one request of `num_tokens` holds at once, over all groups.
 
         A group with window w keeps the last w - 1 tokens beside those of the step in hand, and the run may begin in
-        the middle of a block: at most `ceil((w - 1 + batched) / block_size) + 1` blocks.
+        the middle of a block: at most `ceil((w - 1 + batched) / block_size) + 1` blocks, and those of the sinks.
         """
         whole = full_blocks(num_tokens, block_size=self.block_size)
         return sum(
@@ -77,7 +79,8 @@ class KVShape:
             if window is None
             else min(
                 whole,
-                sliding_blocks(
+                full_blocks(self.num_sinks, block_size=self.block_size)
+                + sliding_blocks(
                     num_tokens,
                     window=window,
                     block_size=self.block_size,
@@ -106,6 +109,7 @@ def kv_shape(spec: ModelSpec, *, kv_dtype: KVDtype, block_size: int, skip_layers
     return KVShape(
         layers_per_group=layers_per_group,
         windows=tuple(group.window for group in groups),
+        num_sinks=max(group.num_sinks for group in groups),
         block_size=block_size,
         token_layer_bytes=token_layer_bytes,
         token_extra_bytes=record.block_bytes // block_size - layers_per_group * token_layer_bytes,

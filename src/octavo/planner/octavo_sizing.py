@@ -53,11 +53,14 @@ class OctavoKVCosts:
     def _cost(self, window: int | None, num_layers: int) -> GroupCost:
         num_groups = -(-num_layers // self.shape.layers_per_group)
         return GroupCost(
-            name="full attention" if window is None else f"sliding window of {window:,}",
+            name="full attention" if window is None else f"sliding window of {window:,}" + self._sinks(),
             num_layers=num_layers,
             token_bytes=num_layers * self.shape.token_layer_bytes + num_groups * self.shape.token_extra_bytes,
             block_bytes=num_groups * self.shape.block_bytes,
         )
+
+    def _sinks(self) -> str:
+        return f" and {self.shape.num_sinks:,} sinks" if self.shape.num_sinks else ""
 
     def blocks_for(self, num_tokens: int) -> int:
         return self.shape.blocks_for_tokens(num_tokens, max_num_batched_tokens=self.max_num_batched_tokens)

@@ -67,6 +67,7 @@ def resolve(
     )
     if config.kv_allocator == "reserved":
         shape = shape.without_windows()
+    attention_sinks = _attention_sinks(config, reasons)
     length_limit = _length_limit(config, model.spec, reasons)
     request_blocks = shape.blocks_for_tokens(config.max_model_len or 1, max_num_batched_tokens=batched_tokens)
     budget = make_budget(
@@ -105,6 +106,8 @@ def resolve(
         kv_cache_dtype=kv_dtype,
         kv_cache_dtype_skip_layers=config.kv_cache_dtype_skip_layers,
         sparse_blocks=config.sparse_blocks or 0,
+        attention_window=config.attention_window,
+        attention_sinks=attention_sinks,
         kv_allocator=config.kv_allocator,
         kv_prefault=config.kv_prefault,
         block_size=config.block_size,
@@ -195,6 +198,20 @@ def _skipped_layers(config: EngineConfig, spec: ModelSpec, kv_dtype: KVDtype) ->
             hints=("`--kv-cache-dtype int8`",),
         )
     return config.kv_cache_dtype_skip_layers
+
+
+def _attention_sinks(config: EngineConfig, reasons: dict[str, str]) -> int | None:
+    """Return how many sinks stand before a window. The window is asked for, but nobody should overlook its price."""
+    if config.attention_window is None:
+        return None
+    num_sinks = config.num_sinks
+    reasons["attention_window"] = (
+        f"asked; lossy: answers are another model's from token {num_sinks + config.attention_window + 1:,} on"
+    )
+    reasons["attention_sinks"] = (
+        "first tokens, which stay visible" if config.attention_sinks is None else "asked; first tokens stay visible"
+    )
+    return num_sinks
 
 
 def _prefix_cache(config: EngineConfig, reasons: dict[str, str]) -> bool:

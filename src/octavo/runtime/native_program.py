@@ -160,7 +160,14 @@ def _record(op: Op, numbering: _Numbering) -> Record:  # noqa: C901, PLR0912 - o
                 "weight": numbering.product(op.weights, op.biases),
             }
         case RopeStore():
-            return {"kind": "rope_store", "x": buffers[op.qkv], "layer": op.layer, "is_local": op.is_local}
+            return {
+                "kind": "rope_store",
+                "x": buffers[op.qkv],
+                "layer": op.layer,
+                "is_local": op.is_local,
+                "sink_q": -1 if op.sink_q is None else buffers[op.sink_q],
+                "sink_position": op.sink_position,
+            }
         case Attend():
             return {
                 "kind": "attend",
@@ -171,6 +178,8 @@ def _record(op: Op, numbering: _Numbering) -> Record:  # noqa: C901, PLR0912 - o
                 "window": op.window or 0,
                 "softcap": op.softcap,
                 "sparse_tiles": op.sparse_blocks,
+                "num_sinks": op.num_sinks,
+                "sink_q": -1 if op.sink_q is None else buffers[op.sink_q],
             }
         case Add():
             return {"kind": "add", "x": buffers[op.x], "out": buffers[op.y]}

@@ -244,5 +244,5 @@ def _logprobs(raw: _RawLogprobs, request_id: RequestId) -> TokenLogprobs:
 
 def _checked(token_id: int, request_id: RequestId) -> TokenId:
     if token_id < 0:
-        raise no_distribution("its logits hold NaN or infinity", request_id)
+        raise no_distribution("its logits hold NaN or infinity, or every token is banned", request_id)
     return TokenId(token_id)

@@ -46,6 +46,8 @@ def attend(
     window: int | None,
     softcap: float = 0.0,
     sparse_blocks: int = 0,
+    num_sinks: int = 0,
+    sink_queries: Float32 | None = None,
     arithmetic: RowArithmetic,
 ) -> Float32:
     """Return what each query token of one request reads from its context.
@@ -53,10 +55,12 @@ def attend(
     Args:
         queries: Rotated, `[num_tokens, num_heads, head_dim]`, at positions from `start_position`.
         keys, values: Of positions 0 to the last query's, `[num_kv_heads, context_length, head_dim]`. What lies before
-            every window may be anything.
+            every window and is no sink may be anything.
         window: Tokens a query sees, its own included; `None` means all.
         softcap: Bound c of scores, `c * tanh(score / c)`; 0 means none.
         sparse_blocks: 16-token tiles that a query reads; 0 means all.
+        num_sinks: With a window, first tokens that stay visible.
+        sink_queries: As `queries`, but what scores sinks from position `num_sinks + window` on.
 
     Returns:
         `[num_tokens, num_heads, head_dim]`.
@@ -65,12 +69,16 @@ def attend(
     num_kv_heads = len(keys)
     group = num_heads // num_kv_heads
     first_visible = 0 if window is None else max(0, start_position - window + 1)
-    key_tiles = _token_tiles(keys, first_visible)
-    value_tiles = np.ascontiguousarray(_token_tiles(values, first_visible).swapaxes(-1, -2))
+    key_tiles = _token_tiles(keys, num_sinks, first_visible)
+    value_tiles = np.ascontiguousarray(_token_tiles(values, num_sinks, first_visible).swapaxes(-1, -2))
 
     # Rows of a KV head: its query heads of token 0, of token 1, ...
-    by_kv_head = queries.reshape(num_tokens, num_kv_heads, group, head_dim).transpose(1, 0, 2, 3)
-    query_tiles = arithmetic.tiles(by_kv_head.reshape(num_kv_heads, num_tokens * group, head_dim))
+    def tiles_of(each: Float32) -> Float32:
+        by_kv_head = each.reshape(num_tokens, num_kv_heads, group, head_dim).transpose(1, 0, 2, 3)
+        return arithmetic.tiles(by_kv_head.reshape(num_kv_heads, num_tokens * group, head_dim))
+
+    query_tiles = tiles_of(queries)
+    sink_tiles = None if sink_queries is None else tiles_of(sink_queries)
     num_tiles = query_tiles.shape[1]
     # A padded row repeats the last position, so that it sees something and stays finite.
     tokens = np.minimum(np.arange(num_tiles * arithmetic.tile_rows) // group, num_tokens - 1)
@@ -86,17 +94,18 @@ def attend(
     at_a_time = max(1, _MAX_SCORES // (num_kv_heads * arithmetic.tile_rows * key_tiles.shape[1] * TILE_TOKENS))
     for first in range(0, num_tiles, at_a_time):
         turn = slice(first, first + at_a_time)
-        seen = _tiles_seen(positions[turn], window)
+        seen = _tiles_seen(positions[turn], num_sinks, window)
         out[:, turn] = _attend_tiles(
             query_tiles[:, turn],
             key_tiles[:, seen],
             value_tiles[:, seen],
-            _visible(positions[turn], seen, window)[None]
+            _visible(positions[turn], seen, num_sinks, window)[None]
             if read is None
-            else _visible(positions[turn], seen, window)[None] & read[:, turn, seen],
+            else _visible(positions[turn], seen, num_sinks, window)[None] & read[:, turn, seen],
             np.float32(scale),
             softcap,
             arithmetic,
+            None if sink_tiles is None else (sink_tiles[:, turn], _scored_as_sinks(positions[turn], num_sinks, window)),
         )
     rows = out.reshape(num_kv_heads, -1, head_dim)[:, : num_tokens * group]
     return rows.reshape(num_kv_heads, num_tokens, group, head_dim).transpose(1, 0, 2, 3).reshape(queries.shape)
@@ -110,6 +119,7 @@ def _attend_tiles(
     scale: np.float32,
     softcap: float,
     arithmetic: RowArithmetic,
+    sinks: tuple[Float32, NDArray[np.bool_]] | None,
 ) -> Float32:
     """Attend for some query tiles; Q query tiles, K key tiles.
 
@@ -118,8 +128,14 @@ def _attend_tiles(
         keys: `[num_kv_heads, K, TILE_TOKENS, head_dim]`.
         values: Transposed, `[num_kv_heads, K, head_dim, TILE_TOKENS]`.
         visible: `[num_kv_heads or 1, Q, K, tile_rows, TILE_TOKENS]`.
+        sinks: Queries for the sinks like `queries`, and where they apply in the first tiles, like `visible`.
     """
     products = arithmetic.multiply(keys[:, None], queries[:, :, None]).swapaxes(-1, -2)
+    if sinks is not None:
+        sink_queries, is_sink = sinks
+        num_tiles = is_sink.shape[1]
+        sink_products = arithmetic.multiply(keys[:, None, :num_tiles], sink_queries[:, :, None]).swapaxes(-1, -2)
+        products[:, :, :num_tiles] = np.where(is_sink, sink_products, products[:, :, :num_tiles])
     # Into a C-contiguous array: results of NumPy functions inherit the memory order of their inputs, and the sums below
     # are in a fixed order only along a contiguous axis.
     scores = np.full(products.shape, -np.inf, np.float32)
@@ -155,26 +171,40 @@ def _read_lanes(
     return tiles.transpose(0, 1, 3, 2, 4)
 
 
-def _token_tiles(stored: Float32, first_visible: int) -> Float32:
+def _token_tiles(stored: Float32, num_sinks: int, first_visible: int) -> Float32:
     """Cut `[num_kv_heads, context_length, head_dim]` into tiles; what no row can see becomes zero."""
     num_kv_heads, context_length, head_dim = stored.shape
     num_tiles = cdiv(context_length, TILE_TOKENS)
     padded = np.zeros((num_kv_heads, num_tiles * TILE_TOKENS, head_dim), np.float32)
+    padded[:, :num_sinks][:, :context_length] = stored[:, :num_sinks]
     padded[:, first_visible:context_length] = stored[:, first_visible:]
     return padded.reshape(num_kv_heads, num_tiles, TILE_TOKENS, head_dim)
 
 
-def _tiles_seen(positions: NDArray[np.int64], window: int | None) -> slice:
+def _tiles_seen(positions: NDArray[np.int64], num_sinks: int, window: int | None) -> NDArray[np.int64]:
     """Return the key tiles of which any of these rows sees anything."""
     first = 0 if window is None else max(0, int(positions.min()) - window + 1)
-    return slice(first // TILE_TOKENS, int(positions.max()) // TILE_TOKENS + 1)
+    stop = int(positions.max()) // TILE_TOKENS + 1
+    num_sink_tiles = min(stop, cdiv(num_sinks, TILE_TOKENS))
+    tiles = [*range(num_sink_tiles), *range(max(num_sink_tiles, first // TILE_TOKENS), stop)]
+    return np.array(tiles, np.int64)
 
 
-def _visible(positions: NDArray[np.int64], seen: slice, window: int | None) -> NDArray[np.bool_]:
+def _visible(
+    positions: NDArray[np.int64], seen: NDArray[np.int64], num_sinks: int, window: int | None
+) -> NDArray[np.bool_]:
     """Return `[query tile, key tile, row, key]`: which keys each row sees."""
-    keys = np.arange(seen.start * TILE_TOKENS, seen.stop * TILE_TOKENS).reshape(1, -1, 1, TILE_TOKENS)
+    keys = (seen[:, None] * TILE_TOKENS + np.arange(TILE_TOKENS))[None, :, None, :]
     rows = positions[:, None, :, None]
     visible = keys <= rows
     if window is not None:
-        visible &= keys > rows - window
+        visible &= (keys > rows - window) | (keys < num_sinks)
     return visible
+
+
+def _scored_as_sinks(positions: NDArray[np.int64], num_sinks: int, window: int | None) -> NDArray[np.bool_]:
+    """Return `[query tile, key tile, row, key]` of the tiles with sinks: where the queries of the sinks apply."""
+    assert window is not None, "sinks stand before a window"
+    num_sink_tiles = min(cdiv(num_sinks, TILE_TOKENS), int(positions.max()) // TILE_TOKENS + 1)
+    keys = np.arange(num_sink_tiles * TILE_TOKENS).reshape(1, -1, 1, TILE_TOKENS)
+    return (keys < num_sinks) & (positions[:, None, :, None] >= num_sinks + window)

@@ -183,10 +183,11 @@ class ReferenceRunner:
             case Linear():
                 self._linear(op, buffers[op.x], buffers[op.out])
             case RopeStore():
-                self._rope_store(op, buffers[op.qkv], inputs)
+                self._rope_store(op, buffers[op.qkv], inputs, None if op.sink_q is None else buffers[op.sink_q])
             case Attend():
                 for request in inputs.requests:
-                    buffers[op.out][request.rows] = self._attend(op, buffers[op.qkv][request.rows], request)
+                    sink_q = None if op.sink_q is None else buffers[op.sink_q][request.rows]
+                    buffers[op.out][request.rows] = self._attend(op, buffers[op.qkv][request.rows], sink_q, request)
             case Add():
                 buffers[op.x] += buffers[op.y]
             case Activate():
@@ -235,9 +236,15 @@ class ReferenceRunner:
         for place in range(op.num_active):
             out += routes[:, op.num_active + place, None] * parts[:, place]
 
-    def _rope_store(self, op: RopeStore, qkv: Float32, inputs: StepInputs) -> None:
+    def _rope_store(self, op: RopeStore, qkv: Float32, inputs: StepInputs, sink_q: Float32 | None) -> None:
         num_heads, num_kv_heads, head_dim = self._spec.num_heads, self._spec.num_kv_heads, self._spec.head_dim
         heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
+        if sink_q is not None:
+            sink_positions = np.full_like(inputs.positions, op.sink_position)
+            turned = reference_ops.rotate(heads[:, :num_heads], *self._ropes[op.is_local].cos_sin(sink_positions))
+            if is_transformed(self._kv.dtype_of(op.layer)):
+                turned = hadamard_inverse(turned)
+            sink_q[...] = turned.reshape(sink_q.shape)
         cos, sin = self._ropes[op.is_local].cos_sin(inputs.positions)
         heads[:, :num_heads] = reference_ops.rotate(heads[:, :num_heads], cos, sin)
         keys = reference_ops.rotate(heads[:, num_heads : num_heads + num_kv_heads], cos, sin)
@@ -248,7 +255,7 @@ class ReferenceRunner:
         block_ids = inputs.slot_block_ids[self._group_of_layer[op.layer]]
         self._kv.write(op.layer, block_ids, inputs.slot_places, keys, values)
 
-    def _attend(self, op: Attend, qkv: Float32, request: RequestRows) -> Float32:
+    def _attend(self, op: Attend, qkv: Float32, sink_q: Float32 | None, request: RequestRows) -> Float32:
         num_heads, head_dim = self._spec.num_heads, self._spec.head_dim
         block_ids = request.block_ids[self._group_of_layer[op.layer]]
         keys, values = self._kv.gather(op.layer, block_ids, request.context_length)
@@ -261,6 +268,8 @@ class ReferenceRunner:
             window=op.window,
             softcap=op.softcap,
             sparse_blocks=op.sparse_blocks,
+            num_sinks=op.num_sinks,
+            sink_queries=None if sink_q is None else sink_q.reshape(len(qkv), num_heads, head_dim),
             arithmetic=self._arithmetic,
         )
         if is_transformed(self._kv.dtype_of(op.layer)):

@@ -104,9 +104,14 @@ class DenseModel:
                     parts = [part + weights[name] for part, name in zip(parts, op.biases, strict=True)]
                 buffers[op.out] = np.concatenate(parts, axis=1)
             case RopeStore():
-                self._rotate(buffers[op.qkv], self._rope(op))
+                positions = np.arange(len(tokens), dtype=np.float64)
+                if op.sink_q is not None:
+                    at_sink = buffers[op.qkv].copy()
+                    self._rotate(at_sink, self._rope(op), np.full_like(positions, op.sink_position))
+                    buffers[op.sink_q] = at_sink[:, : self.model.spec.num_heads * self.model.spec.head_dim]
+                self._rotate(buffers[op.qkv], self._rope(op), positions)
             case Attend():
-                buffers[op.out] = self._attend(buffers[op.qkv], op)
+                buffers[op.out] = self._attend(buffers[op.qkv], op, buffers[op.sink_q] if op.sink_q else None)
             case Add():
                 buffers[op.x] = buffers[op.x] + buffers[op.y]
             case Activate():
@@ -146,12 +151,11 @@ class DenseModel:
         spec = self.model.spec
         return spec.local_rope if op.is_local and spec.local_rope is not None else spec.rope
 
-    def _rotate(self, qkv: Floats, rope: Rope) -> None:
+    def _rotate(self, qkv: Floats, rope: Rope, positions: npt.NDArray[np.float64]) -> None:
         """Turn q and k in place; without a cache nothing is stored."""
         spec = self.model.spec
         if not rope.rotary_dim:
             return
-        positions = np.arange(len(qkv), dtype=np.float64)
         angles = np.outer(positions, inverse_frequencies(rope))
         scaling = attention_scaling(rope)
         cos, sin = ((part * scaling).astype(np.float32)[:, None] for part in (np.cos(angles), np.sin(angles)))
@@ -162,7 +166,7 @@ class DenseModel:
         turned = np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=2)
         qkv[:, : num_rotated * spec.head_dim] = turned.reshape(len(qkv), -1)
 
-    def _attend(self, qkv: Floats, op: Attend) -> Floats:
+    def _attend(self, qkv: Floats, op: Attend, sink_q: Floats | None) -> Floats:
         spec, length = self.model.spec, len(qkv)
         heads = qkv.reshape(length, -1, spec.head_dim).swapaxes(0, 1)
         group = spec.num_heads // spec.num_kv_heads
@@ -171,6 +175,12 @@ class DenseModel:
         distance = np.arange(length)[:, None] - np.arange(length)[None, :]
         hidden = (distance < 0) | (distance >= (op.window or math.inf))
         scores = q @ k.swapaxes(1, 2) * np.float32(op.scale)
+        if sink_q is not None and op.window is not None:
+            hidden[:, : op.num_sinks] = False
+            hidden[distance < 0] = True
+            behind_gap = slice(op.num_sinks + op.window, None)
+            at_sink = sink_q.reshape(length, -1, spec.head_dim).swapaxes(0, 1) @ k.swapaxes(1, 2) * np.float32(op.scale)
+            scores[:, behind_gap, : op.num_sinks] = at_sink[:, behind_gap, : op.num_sinks]
         if op.softcap:
             scores = np.float32(op.softcap) * np.tanh(scores / np.float32(op.softcap))
         scores = np.where(hidden, np.float32(-np.inf), scores)

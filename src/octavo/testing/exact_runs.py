@@ -127,7 +127,7 @@ def run(
     kv_cache = PagedKVCache(
         pressure.num_blocks,
         pressure.block_size,
-        groups=[GroupSpec(window=group.window) for group in spec.kv_groups],
+        groups=[GroupSpec(window=group.window, num_sinks=group.num_sinks) for group in spec.kv_groups],
         max_chunk_tokens=pressure.max_num_batched_tokens,
         is_caching=pressure.is_caching,
         events=events,

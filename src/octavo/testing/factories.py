@@ -295,12 +295,14 @@ def solo_output(request: Request, setup: CoreSetup, choose: ChooseToken | None =
 
 
 def visible_history(tokens: Sequence[int], groups: Sequence[GroupSpec]) -> Sequence[int]:
-    """Return a history as the fake runner's last row sees it: -1 for tokens outside every window."""
-    windows = [spec.window for spec in groups]
-    if None in windows:
-        return tokens
-    num_hidden = max(0, len(tokens) - max(window for window in windows if window is not None))
-    return [-1] * num_hidden + list(tokens[num_hidden:])
+    """Return a history as the fake runner's last row sees it: -1 for tokens outside every window and not a sink."""
+    query = len(tokens) - 1
+    return [
+        token
+        if any(spec.window is None or place > query - spec.window or place < spec.num_sinks for spec in groups)
+        else -1
+        for place, token in enumerate(tokens)
+    ]
 
 
 def constant_hash(_parent: bytes, _tokens: bytes) -> BlockHash:

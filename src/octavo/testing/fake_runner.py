@@ -116,7 +116,7 @@ class FakeRunner:
         history: list[int | None] = [None] * stop
         for group, (spec, tables) in enumerate(zip(self._groups, plan.tables, strict=True)):
             first = 0 if spec.window is None else max(0, start - spec.window + 1)
-            for position in range(first, stop):
+            for position in (*range(min(spec.num_sinks, first)), *range(first, stop)):
                 block_id = tables.block_ids[tables.offsets[index] + position // self._block_size]
                 assert block_id != NULL_BLOCK, f"position {position} is visible but its block is gone"
                 place = self._places[group][block_id][position % self._block_size]
@@ -129,8 +129,11 @@ class FakeRunner:
     def _visible(self, history: list[int]) -> list[int]:
         """Hide what the last row of `history` cannot see, so that a choice does not depend on where a chunk began."""
         windows = [spec.window for spec in self._groups if spec.window is not None]
-        num_hidden = max(0, len(history) - max(windows)) if len(windows) == len(self._groups) else 0
-        return [-1] * num_hidden + history[num_hidden:]
+        if len(windows) < len(self._groups):
+            return history
+        num_sinks = max(spec.num_sinks for spec in self._groups)
+        num_hidden = max(0, len(history) - max(windows) - num_sinks)
+        return [*history[:num_sinks], *[-1] * num_hidden, *history[num_sinks + num_hidden :]]
 
     @staticmethod
     def _locate(plan: StepPlan, row: int) -> tuple[int, int]:

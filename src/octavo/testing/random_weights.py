@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from octavo.models.attention_window import with_attention_window
 from octavo.models.decoder import emit_decoder
 from octavo.models.kv_groups import make_kv_groups
 from octavo.models.names import tensor_shapes
@@ -30,12 +31,18 @@ class RandomModel:
 
 
 def make_random_model(
-    *, windows: tuple[int | None, ...] = (None, None), seed: int = 0, weight_std: float = 0.125, **changes: Any
+    *,
+    windows: tuple[int | None, ...] = (None, None),
+    window_and_sinks: tuple[int, int] | None = None,
+    seed: int = 0,
+    weight_std: float = 0.125,
+    **changes: Any,
 ) -> RandomModel:
     """Draw a model of the Llama family.
 
     Args:
         windows: One entry per layer: the tokens a query sees, `None` for all. Layers are grouped by it.
+        window_and_sinks: Window and sinks put over a model without windows.
         seed: Same seed and sizes, same weights.
         weight_std: 0.125 rather than the usual 0.02, with which the output would hardly depend on the context.
         changes: Fields of `ModelSpec` that differ from a small default.
@@ -57,6 +64,9 @@ def make_random_model(
     sizes |= changes
     rope = sizes.pop("rope", None) or Rope(rotary_dim=sizes["head_dim"])
     spec = ModelSpec(rope=rope, kv_groups=make_kv_groups(windows), **sizes)
+    if window_and_sinks is not None:
+        window, num_sinks = window_and_sinks
+        spec = with_attention_window(spec, window=window, num_sinks=num_sinks)
     return RandomModel(spec=spec, program=emit_decoder(spec), weights=_draw(spec, seed, weight_std))
 
 

@@ -20,19 +20,21 @@ VOCAB_SIZE = 5
 
 MAX_PROMPT_TOKENS = 48
 
-Kind = Literal["full", "two full", "full+window", "window", "two windows", "reserved"]
+Kind = Literal["full", "two full", "full+window", "window", "two windows", "sinks", "reserved"]
 
 
 def group_layouts(kind: Kind) -> st.SearchStrategy[tuple[GroupSpec, ...]]:
     """Draw the KV groups of a kind; the reserved allocator takes any."""
     full = st.just(GroupSpec())
     window = st.builds(GroupSpec, window=st.integers(2, 20))
+    sinks = st.builds(GroupSpec, window=st.integers(2, 20), num_sinks=st.integers(1, 9))
     layouts: dict[str, st.SearchStrategy[tuple[GroupSpec, ...]]] = {
         "full": st.tuples(full),
         "two full": st.tuples(full, full),
         "full+window": st.tuples(full, window),
         "window": st.tuples(window),
         "two windows": st.tuples(window, window),
+        "sinks": st.tuples(sinks),
     }
     return st.one_of(*layouts.values()) if kind == "reserved" else layouts[kind]
 
