@@ -72,7 +72,7 @@ def test_a_third_of_the_clients_leaves_and_the_others_get_their_answers(
     small_server: ServerProcess, requests: list[KnownRequest], alone: list[KnownAnswer]
 ):
     due_s = poisson(NUM_SOME, rate_per_s=100, seed=1)
-    leaves_s = leaving_times(NUM_SOME, seed=2, longest_s=0.3)
+    leaves_s = leaving_times(NUM_SOME, seed=2, longest_s=0.06)
     asks = [
         request.ask(due_s=due, leaves_after_s=leaves)
         for request, due, leaves in zip(requests[:NUM_SOME], due_s, leaves_s, strict=True)
@@ -80,7 +80,7 @@ def test_a_third_of_the_clients_leaves_and_the_others_get_their_answers(
     load = Load(small_server, asks)
 
     fates = check_load(load.heard, alone[:NUM_SOME])
-    assert fates["left"] > NUM_SOME // 10, "hardly anybody left before the end"
+    assert fates["left"] > 2, "hardly anybody left before the end"
     assert fates["answered"] >= NUM_SOME * 2 // 3
     assert fates["answered"] + fates["left"] == NUM_SOME
     assert load.counts['octavo_requests_finished_total{reason="abort"}'] > 0

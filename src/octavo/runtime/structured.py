@@ -100,11 +100,12 @@ class LlguidanceCompiler:
         if known is not None:
             return known
         with self._compile_lock:
+            # Kept before the lock is given back: whoever waited for it finds the grammar, and compiles none of its own.
             grammar = self._cached(structured) or self._compile(structured)
-        with self._cache_lock:
-            self._grammars[structured] = grammar
-            while len(self._grammars) > MAX_CACHED_GRAMMARS:
-                self._grammars.popitem(last=False)
+            with self._cache_lock:
+                self._grammars[structured] = grammar
+                while len(self._grammars) > MAX_CACHED_GRAMMARS:
+                    self._grammars.popitem(last=False)
         return grammar
 
     def _cached(self, structured: StructuredOutput) -> LlguidanceGrammar | None:
