@@ -12,7 +12,7 @@ import pytest
 from octavo.cli.main import run as run_command
 from octavo.config.engine import EngineConfig
 from octavo.errors import InvalidParameterError
-from octavo.llm.kv_eval import KVEvaluation, KVEvaluator, bundled_text, recommend
+from octavo.llm.kv_eval import KVEvaluation, KVEvaluator, Way, bundled_text, recommend
 from octavo.llm.passkey import make_passkey
 from octavo.models.load import open_model
 from octavo.runtime.divergence import Divergence, log_softmax
@@ -31,7 +31,9 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def evaluation(folder) -> KVEvaluation:
     evaluator = KVEvaluator(EngineConfig(model=str(folder), weight_dtype="f32"), bundled_text(), max_tokens=NUM_TOKENS)
-    return evaluator.evaluate(("f32", "f16", "bf16", "int8", "fp8_e4m3", "int4"))
+    return evaluator.evaluate(
+        [Way(kv_cache_dtype=dtype) for dtype in ("f32", "f16", "bf16", "int8", "fp8_e4m3", "int4")]
+    )
 
 
 def test_exact_keys_and_values_cost_nothing_and_fewer_bits_cost_more(evaluation):
@@ -72,7 +74,7 @@ def test_the_smallest_variant_within_the_budget_is_recommended(evaluation):
     assert recommend(replace(evaluation, variants=(exact, half, brain)), 1.0) is half, "equal bytes: the nearer one"
     assert recommend(evaluation, half.whole.kl_mean) is half
     assert recommend(evaluation, half.whole.kl_mean / 2) is exact
-    assert recommend(evaluation, 100.0).kv_cache_dtype == "int4"
+    assert recommend(evaluation, 100.0).way.kv_cache_dtype == "int4"
     assert recommend(replace(evaluation, variants=(half, brain)), 0.0) is None
 
 
@@ -131,7 +133,7 @@ def test_the_command_writes_its_document_and_a_page(folder, tmp_path, capsys):
         assert fields <= variant.keys() and all(
             fields - {"bytes_per_token"} <= each.keys() for each in variant["buckets"]
         )
-    assert document["recommended_kv_cache_dtype"] == "f16"
+    assert document["recommended"] == "f16"
     page = report.read_text(encoding="utf-8")
     assert page.count("<polyline") == 2 and "http" not in page.replace("http://www.w3.org/2000/svg", "")
 
@@ -143,3 +145,19 @@ def test_the_command_shows_a_table(folder, capsys):
 
     shown = capsys.readouterr().out
     assert "KL mean" in shown and "No variant stays within" in shown and "Hidden numbers" not in shown
+
+
+def test_windows_and_sparse_reading_are_priced_and_cost_nothing_where_they_leave_nothing_out(folder):
+    evaluator = KVEvaluator(EngineConfig(model=str(folder), weight_dtype="f32"), bundled_text(), max_tokens=300)
+    ways = [
+        Way(kv_cache_dtype="f32", attention_window=80),
+        Way(kv_cache_dtype="f32", attention_window=400),
+        Way(kv_cache_dtype="f32", sparse_blocks=19),
+    ]
+
+    narrow, wide, whole = evaluator.evaluate(ways, has_passkeys=False).variants
+
+    assert narrow.buckets[0].summary.kl_mean == 0.0, "the first 84 tokens see everything"
+    assert narrow.buckets[-1].summary.kl_mean > 0.001
+    assert wide.whole.kl_mean == whole.whole.kl_mean == 0.0
+    assert [each.way.label for each in (narrow, whole)] == ["f32, window 80", "f32, 19 tiles"]

@@ -39,6 +39,15 @@ def _read_dtypes(_ctx: click.Context, _parameter: click.Parameter, text: str) ->
     return dtypes
 
 
+def _read_counts(_ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
+    assert parameter.name is not None
+    name = "attention_window" if parameter.name == "windows" else parameter.name
+    option = find_option(name)
+    assert option is not None
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    return tuple(dict.fromkeys(option.read(word, param=f"--{option.flag_name}") for word in words))
+
+
 def _read_tokens(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
     return None if text is None else parse_count(text, param="--max-tokens")
 
@@ -63,6 +72,12 @@ def _read_budget(_ctx: click.Context, _parameter: click.Parameter, budget: float
 @click.option("--kv-cache-dtype", "dtypes", cls=GroupedOption, group="Variants", metavar="LIST",
               default="f16,int8,fp8_e4m3,int4", show_default=True, callback=_read_dtypes,
               help="Ways to hold keys and values, compared with f32 on the same weights")  # fmt: skip
+@click.option("--attention-window", "windows", cls=GroupedOption, group="Variants", metavar="LIST",
+              default="", callback=_read_counts,
+              help="Besides, each dtype with windows of so many tokens and 4 sinks")  # fmt: skip
+@click.option("--sparse-blocks", "sparse_blocks", cls=GroupedOption, group="Variants", metavar="LIST",
+              default="", callback=_read_counts,
+              help="Besides, each dtype reading so many tiles of 16 tokens a query")  # fmt: skip
 @click.option("--text", "text_path", cls=GroupedOption, group="Text", metavar="FILE", type=Path,
               help="What is read; a novel of Jane Austen comes along")  # fmt: skip
 @click.option("--max-tokens", cls=GroupedOption, group="Text", metavar="N", callback=_read_tokens,
@@ -78,6 +93,8 @@ def _read_budget(_ctx: click.Context, _parameter: click.Parameter, budget: float
 def command(
     asked: AskedConfig,
     dtypes: tuple[KVDtype, ...],
+    windows: tuple[int, ...],
+    sparse_blocks: tuple[int, ...],
     text_path: Path | None,
     max_tokens: int | None,
     has_passkeys: bool,
@@ -102,7 +119,7 @@ def command(
         raise MachineError(f"{report_path}: cannot be written", because=f"there is no folder {report_path.parent}")
     from octavo.cli.eval_kv_view import print_variants
     from octavo.cli.render import count_bar, progress_bars
-    from octavo.llm.kv_eval import KVEvaluator, bundled_text, recommend
+    from octavo.llm.kv_eval import KVEvaluator, Way, bundled_text, recommend
 
     config = asked.config
     if asked.origins["weight_dtype"] == "default":
@@ -111,7 +128,10 @@ def command(
     with progress_bars(output) as progress:
         evaluator = KVEvaluator(config, text, max_tokens=max_tokens, progress=progress)
     with count_bar(output, "tokens") as on_progress:
-        evaluation = evaluator.evaluate(dtypes, has_passkeys=has_passkeys, on_progress=on_progress)
+        ways = [Way(kv_cache_dtype=dtype) for dtype in dtypes]
+        ways += [Way(kv_cache_dtype=dtype, attention_window=each) for dtype in dtypes for each in windows]
+        ways += [Way(kv_cache_dtype=dtype, sparse_blocks=each) for dtype in dtypes for each in sparse_blocks]
+        evaluation = evaluator.evaluate(ways, has_passkeys=has_passkeys, on_progress=on_progress)
     best = None if budget_kl is None else recommend(evaluation, budget_kl)
     document = _document(evaluation, budget_kl=budget_kl, best=best)
     if report_path is not None:
@@ -142,13 +162,16 @@ def _document(evaluation: KVEvaluation, *, budget_kl: float | None, best: Varian
         "compared_with": "f32",
         "variants": [_variant(each) for each in evaluation.variants],
         "budget_kl": budget_kl,
-        "recommended_kv_cache_dtype": None if best is None else best.kv_cache_dtype,
+        "recommended": None if best is None else best.way.label,
     }
 
 
 def _variant(variant: Variant) -> dict[str, Any]:
     return {
-        "kv_cache_dtype": variant.kv_cache_dtype,
+        "label": variant.way.label,
+        "kv_cache_dtype": variant.way.kv_cache_dtype,
+        "attention_window": variant.way.attention_window,
+        "sparse_blocks": variant.way.sparse_blocks,
         "bytes_per_token": variant.bytes_per_token,
         **_summary(variant.whole),
         "buckets": [

@@ -44,7 +44,7 @@ def html_report(document: dict[str, Any]) -> str:
     """Return a whole document: what was measured, the price list, divergence by position, hidden numbers."""
     variants = document["variants"]
     model = escape(str(document["model"]))
-    recommended = document["recommended_kv_cache_dtype"]
+    recommended = document["recommended"]
     advice = ""
     if document["budget_kl"] is not None:
         answer = f"<strong>{escape(recommended)}</strong>" if recommended else "none of them"
@@ -73,7 +73,7 @@ def _prices(variants: list[dict[str, Any]]) -> str:
     heads = ("KV cache", "bytes a token", "KL mean", "KL p99", "same likeliest token", "perplexity ratio", "tokens/s")
     rows = [
         (
-            escape(variant["kv_cache_dtype"]),
+            escape(variant["label"]),
             f"{variant['bytes_per_token']:,}",
             format_kl(variant["kl_mean"]),
             format_kl(variant["kl_p99"]),
@@ -92,7 +92,7 @@ def _passkeys(variants: list[dict[str, Any]]) -> str:
     places = [(each["length_tokens"], each["depth_ratio"]) for each in variants[0]["passkeys"]]
     heads = ("KV cache", *(f"{length:,} at {depth:.0%}" for length, depth in places))
     rows = [
-        (escape(variant["kv_cache_dtype"]), *("yes" if each["is_found"] else "no" for each in variant["passkeys"]))
+        (escape(variant["label"]), *("yes" if each["is_found"] else "no" for each in variant["passkeys"]))
         for variant in variants
     ]
     return f"<h2>Hidden numbers found again</h2><p>Tokens of the text, and how deep in it.</p>{_table(heads, rows)}"
@@ -138,7 +138,7 @@ def _chart(variants: list[dict[str, Any]]) -> str:
         parts.append(f'<polyline class="line {colour}" points="{path}"/>')
         parts += [f'<circle class="dot {colour}" cx="{left}" cy="{top}" r="4"/>' for left, top in places]
         left, top = places[-1]
-        parts.append(f'<text x="{left + 12}" y="{top + 4}">{escape(variant["kv_cache_dtype"])}</text>')
+        parts.append(f'<text x="{left + 12}" y="{top + 4}">{escape(variant["label"])}</text>')
     title = "Mean KL divergence, by position"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{title}">'

@@ -29,7 +29,7 @@ def _prices(variants: list[dict[str, Any]]) -> Table:
     table = _table(heads)
     for variant in variants:
         table.add_row(
-            variant["kv_cache_dtype"],
+            variant["label"],
             f"{variant['bytes_per_token']:,}",
             format_kl(variant["kl_mean"]),
             format_kl(variant["kl_p99"]),
@@ -45,7 +45,7 @@ def _by_position(variants: list[dict[str, Any]]) -> Table:
     heads = [f"{each['first_position']:,}-{each['last_position']:,}" for each in variants[0]["buckets"]]
     table = _table(("KV cache", *heads))
     for variant in variants:
-        table.add_row(variant["kv_cache_dtype"], *(format_kl(each["kl_mean"]) for each in variant["buckets"]))
+        table.add_row(variant["label"], *(format_kl(each["kl_mean"]) for each in variant["buckets"]))
     return table
 
 
@@ -57,15 +57,15 @@ def _passkeys(variants: list[dict[str, Any]]) -> Table:
         for length in lengths:
             found = [each["is_found"] for each in variant["passkeys"] if each["length_tokens"] == length]
             cells.append(" ".join("yes" if each else "no" for each in found))
-        table.add_row(variant["kv_cache_dtype"], *cells)
+        table.add_row(variant["label"], *cells)
     return table
 
 
 def _recommendation(document: dict[str, Any]) -> str:
-    name, budget = document["recommended_kv_cache_dtype"], document["budget_kl"]
+    name, budget = document["recommended"], document["budget_kl"]
     if name is None:
         return f"No variant stays within a mean KL divergence of {budget:g}."
-    return f"Smallest within a mean KL divergence of {budget:g}: --kv-cache-dtype {name}"
+    return f"Smallest within a mean KL divergence of {budget:g}: {name}"
 
 
 def format_kl(value: float) -> str:

@@ -14,14 +14,18 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from octavo.config.engine import EngineConfig, KVDtype
+from octavo.config.engine import DEFAULT_ATTENTION_SINKS, EngineConfig, KVDtype
 from octavo.config.machine import read_machine
 from octavo.errors import InvalidParameterError
 from octavo.llm.assemble import model_facts
 from octavo.llm.passkey import PASSKEY_DEPTHS, Passkey, make_passkey
+from octavo.models.attention_window import with_attention_window
+from octavo.models.decoder import emit_decoder
 from octavo.models.download import Progress, ignore_progress
 from octavo.models.fetch import fetch
 from octavo.models.load import OpenedModel, open_model
+from octavo.models.sparse import with_sparse_blocks
+from octavo.models.spec import ModelSpec
 from octavo.models.weights import WeightSource
 from octavo.planner.memory import kv_shape
 from octavo.planner.resolve import resolve
@@ -57,14 +61,36 @@ class PasskeyResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """One way to hold keys and values, and what it costs.
+class Way:
+    """One way to hold keys and values and to read them.
 
     Args:
-        bytes_per_token: Of keys and values, over all layers, scales included.
+        attention_window: Last tokens that a query sees, besides the first few; `None` means all.
+        sparse_blocks: Tiles of 16 tokens that a query reads; 0 means all.
     """
 
     kv_cache_dtype: KVDtype
+    attention_window: int | None = None
+    sparse_blocks: int = 0
+
+    @property
+    def label(self) -> str:
+        """For tables: `int8`, `f16, window 1024`, `f16, 32 tiles`."""
+        parts: list[str] = [self.kv_cache_dtype]
+        parts += [f"window {self.attention_window}"] if self.attention_window is not None else []
+        parts += [f"{self.sparse_blocks} tiles"] if self.sparse_blocks else []
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """What one way costs.
+
+    Args:
+        bytes_per_token: Of keys and values, over all layers, scales and bounds included.
+    """
+
+    way: Way
     bytes_per_token: int
     whole: DivergenceSummary
     buckets: tuple[Bucket, ...]
@@ -118,7 +144,7 @@ class KVEvaluator:
 
     def evaluate(
         self,
-        dtypes: Sequence[KVDtype],
+        ways: Sequence[Way],
         *,
         has_passkeys: bool = True,
         on_progress: Callable[[int, int], None] | None = None,
@@ -129,8 +155,8 @@ class KVEvaluator:
             on_progress: Called with the tokens read so far, by all runners together, and in all.
         """
         passkeys = self._passkeys() if has_passkeys else []
-        num_read = (1 + len(dtypes)) * len(self.token_ids)
-        total = num_read + len(dtypes) * sum(len(each.token_ids) for each in passkeys)
+        num_read = (1 + len(ways)) * len(self.token_ids)
+        total = num_read + len(ways) * sum(len(each.token_ids) for each in passkeys)
         done = 0
 
         def advance(num_tokens: int) -> None:
@@ -139,13 +165,13 @@ class KVEvaluator:
             if on_progress is not None:
                 on_progress(done, total)
 
-        runners = {dtype: self._runner(dtype) for dtype in dtypes}
-        divergences = self._compare(self._runner(EXACT), runners, advance)
+        runners = {way: self._runner(way) for way in ways}
+        divergences = self._compare(self._runner(Way(kv_cache_dtype=EXACT)), runners, advance)
         variants = []
-        for dtype, runner in runners.items():
+        for way, runner in runners.items():
             speed = self._decode_speed(runner)
             found = tuple(self._ask(runner, each, advance) for each in passkeys)
-            variants.append(self._variant(dtype, divergences[dtype], found, speed))
+            variants.append(self._variant(way, divergences[way], found, speed))
         return KVEvaluation(
             model=self.model_name,
             threads=self.threads,
@@ -161,20 +187,26 @@ class KVEvaluator:
             tensors = source.read_all(progress)
             return pack_weights(tensors, self._model.program, weight_dtype=weight_dtype)  # type: ignore[arg-type]
 
-    def _runner(self, dtype: KVDtype) -> TextRunner:
+    def _spec(self, way: Way) -> ModelSpec:
+        num_sinks = 0 if way.attention_window is None else DEFAULT_ATTENTION_SINKS
+        spec = with_attention_window(self._model.spec, window=way.attention_window, num_sinks=num_sinks)
+        return with_sparse_blocks(spec, way.sparse_blocks)
+
+    def _runner(self, way: Way) -> TextRunner:
+        spec = self._spec(way)
         return TextRunner(
-            self._model.spec,
-            self._model.program,
+            spec,
+            emit_decoder(spec),
             self._weights,
-            kv_cache_dtype=dtype,
+            kv_cache_dtype=way.kv_cache_dtype,
             max_tokens=len(self.token_ids) + NUM_DECODED,
             threads=self.threads,
         )
 
     def _compare(
-        self, exact: TextRunner, runners: dict[KVDtype, TextRunner], advance: Callable[[int], None]
-    ) -> dict[KVDtype, Divergence]:
-        divergences = {dtype: Divergence() for dtype in runners}
+        self, exact: TextRunner, runners: dict[Way, TextRunner], advance: Callable[[int], None]
+    ) -> dict[Way, Divergence]:
+        divergences = {way: Divergence() for way in runners}
         readers = [exact.read(self.token_ids), *(runner.read(self.token_ids) for runner in runners.values())]
         position = 0
         for chunks in zip(*readers, strict=True):
@@ -186,14 +218,12 @@ class KVEvaluator:
             advance(len(chunks) * len(chunks[0]))
         return divergences
 
-    def _variant(
-        self, dtype: KVDtype, divergence: Divergence, passkeys: tuple[PasskeyResult, ...], speed: float
-    ) -> Variant:
+    def _variant(self, way: Way, divergence: Divergence, passkeys: tuple[PasskeyResult, ...], speed: float) -> Variant:
         num_positions = len(self.token_ids) - 1
         bounds = [num_positions * part // _NUM_BUCKETS for part in range(_NUM_BUCKETS + 1)]
         return Variant(
-            kv_cache_dtype=dtype,
-            bytes_per_token=kv_shape(self._model.spec, kv_dtype=dtype, block_size=16).token_bytes,
+            way=way,
+            bytes_per_token=kv_shape(self._spec(way), kv_dtype=way.kv_cache_dtype, block_size=16).token_bytes,
             whole=divergence.summary(),
             buckets=tuple(
                 Bucket(first_position=first, last_position=end - 1, summary=divergence.summary(first, end))
