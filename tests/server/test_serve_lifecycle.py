@@ -124,13 +124,15 @@ def test_a_drain_has_an_end_and_streams_are_told(tiny_model: str):
 
 
 def test_a_closed_terminal_drains_too_and_nohup_goes_on(tiny_model: str):
-    with slow_server(tiny_model, "--drain-timeout", "0.1") as server:
-        answer = OpenStream(server.url)
-        server.signal(signal.SIGHUP)
-        assert json.loads(answer.end()[-1])["error"]["code"] == "request-aborted"
-        assert server.wait(10) == 0
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is ignored stays so in processes that are started
+    # What is ignored stays so in processes that are started; these tests may run under nohup themselves.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
+        with slow_server(tiny_model, "--drain-timeout", "0.1") as server:
+            answer = OpenStream(server.url)
+            server.signal(signal.SIGHUP)
+            assert json.loads(answer.end()[-1])["error"]["code"] == "request-aborted"
+            assert server.wait(10) == 0
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with ServerProcess(tiny_model, *SMALL) as server:
             server.signal(signal.SIGHUP)
             server.signal(signal.SIGHUP)
