@@ -140,24 +140,26 @@ def test_the_command_writes_its_document_and_a_page(folder, tmp_path, capsys):
 
 def test_the_command_shows_a_table(folder, capsys):
     args = ["--max-tokens", "150", "--kv-cache-dtype", "f16", "--no-passkeys", "--budget-kl", "0"]
+    args += ["--attention-window", "64", "--sparse-blocks", "3,4"]
 
     assert run_command(["eval", "kv", str(folder), *args]) == 0
 
     shown = capsys.readouterr().out
+    assert all(label in shown for label in ("f16, window 64", "f16, 3 tiles", "f16, 4 tiles"))
     assert "KL mean" in shown and "No variant stays within" in shown and "Hidden numbers" not in shown
 
 
-def test_windows_and_sparse_reading_are_priced_and_cost_nothing_where_they_leave_nothing_out(folder):
-    evaluator = KVEvaluator(EngineConfig(model=str(folder), weight_dtype="f32"), bundled_text(), max_tokens=300)
-    ways = [
-        Way(kv_cache_dtype="f32", attention_window=80),
-        Way(kv_cache_dtype="f32", attention_window=400),
-        Way(kv_cache_dtype="f32", sparse_blocks=19),
-    ]
+def test_windows_and_sparse_reading_are_priced_and_cost_nothing_where_they_leave_nothing_out(tmp_path):
+    deep = write_hf_model(TinyModel(num_layers=4), tmp_path / "deep")  # the first two layers are never sparse
+    evaluator = KVEvaluator(EngineConfig(model=str(deep), weight_dtype="f32"), bundled_text(), max_tokens=300)
+    windows = [Way(kv_cache_dtype="f32", attention_window=each) for each in (80, 400)]
+    tiles = [Way(kv_cache_dtype="f32", sparse_blocks=each) for each in (4, 19)]
 
-    narrow, wide, whole = evaluator.evaluate(ways, has_passkeys=False).variants
+    narrow, wide, few, whole = evaluator.evaluate([*windows, *tiles], has_passkeys=False).variants
 
     assert narrow.buckets[0].summary.kl_mean == 0.0, "the first 84 tokens see everything"
     assert narrow.buckets[-1].summary.kl_mean > 0.001
+    assert few.buckets[-1].summary.kl_mean > 0.001
     assert wide.whole.kl_mean == whole.whole.kl_mean == 0.0
-    assert [each.way.label for each in (narrow, whole)] == ["f32, window 80", "f32, 19 tiles"]
+    assert few.bytes_per_token > narrow.bytes_per_token, "bounds are counted"
+    assert [each.way.label for each in (narrow, few)] == ["f32, window 80", "f32, 4 tiles"]

@@ -63,6 +63,11 @@ CASES = [
         {"memory": "120MiB", "max_num_batched_tokens": 64, "attention_window": 100, "attention_sinks": 20},
         id="a window and sinks",
     ),
+    pytest.param(
+        TinyModel(num_layers=4),
+        {"memory": "120MiB", "max_num_batched_tokens": 64, "sparse_blocks": 8, "kv_cache_dtype": "int8"},
+        id="sparse reading",
+    ),
 ]
 
 

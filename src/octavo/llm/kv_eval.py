@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.resources
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from octavo.config.engine import DEFAULT_ATTENTION_SINKS, EngineConfig, KVDtype
 from octavo.config.machine import read_machine
@@ -106,7 +106,6 @@ class KVEvaluation:
     threads: int
     num_positions: int
     variants: tuple[Variant, ...]
-    notes: tuple[str, ...] = field(default=())
 
 
 class KVEvaluator:

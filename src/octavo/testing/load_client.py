@@ -34,6 +34,8 @@ class Ask:
         path: Below the server's address.
         due_s: When it is sent, from the start of the load.
         leaves_after_s: How long the client stays once it has connected; `None` stays until the end.
+        leaves_after_pieces: After how many pieces of a stream's text the client leaves, however fast they come; `None`
+            stays until the end.
         headers: Besides those every request has.
     """
 
@@ -41,6 +43,7 @@ class Ask:
     path: str = "/v1/completions"
     due_s: float = 0.0
     leaves_after_s: float | None = None
+    leaves_after_pieces: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
 
@@ -117,14 +120,14 @@ async def _exchange(endpoint: Endpoint, ask: Ask, heard: Heard, start_s: float) 
             heard.why = json.loads(await answer.read())["error"]["message"]
             heard.fate = "refused"
         elif ask.body.get("stream"):
-            await _listen(answer, heard, start_s)
+            await _listen(answer, ask, heard, start_s)
         else:
             _take(json.loads(await answer.read()), heard)
             heard.chunk_s.append(time.perf_counter() - start_s)
             heard.fate = "answered"
 
 
-async def _listen(answer: StreamedAnswer, heard: Heard, start_s: float) -> None:
+async def _listen(answer: StreamedAnswer, ask: Ask, heard: Heard, start_s: float) -> None:
     heard.why = "the stream ended in silence"
     async for line in answer.lines():
         heard.num_comments += line.startswith(":")
@@ -138,6 +141,9 @@ async def _listen(answer: StreamedAnswer, heard: Heard, start_s: float) -> None:
             heard.fate, heard.why = "aborted", chunk["error"]["message"]
         elif _take(chunk, heard):
             heard.chunk_s.append(time.perf_counter() - start_s)
+            if len(heard.chunk_s) == ask.leaves_after_pieces:
+                heard.fate, heard.why = "left", ""
+                return
 
 
 def _take(said: dict[str, Any], heard: Heard) -> bool:
