@@ -69,18 +69,20 @@ def test_two_hundred_streams_at_once_in_a_small_pool_are_all_answered(
 
 
 def test_a_third_of_the_clients_leaves_and_the_others_get_their_answers(
-    small_server: ServerProcess, requests: list[KnownRequest], alone: list[KnownAnswer]
+    small_server: ServerProcess, tiny_model: str, requests: list[KnownRequest]
 ):
-    due_s = poisson(NUM_SOME, rate_per_s=100, seed=1)
-    # By pieces, not by seconds: a fast machine must not have answered before they go.
-    pieces = [1 + index % 2 if index % 3 == 0 else None for index in range(NUM_SOME)]
+    # Those who leave ask for long answers and leave by pieces of text, not by seconds: a fast machine must not have
+    # answered before they go.
+    mixed = [replace(each, max_tokens=150) if i % 3 == 0 else each for i, each in enumerate(requests[:NUM_SOME])]
+    llm = LLM(tiny_model, num_blocks=32, max_model_len=256, threads=1, enable_prefix_caching=False)
+    alone = compute_alone(llm, mixed)
     asks = [
-        replace(request.ask(due_s=due), leaves_after_pieces=each)
-        for request, due, each in zip(requests[:NUM_SOME], due_s, pieces, strict=True)
+        replace(each.ask(due_s=due_s), leaves_after_pieces=1 + i % 2 if i % 3 == 0 else None)
+        for i, (each, due_s) in enumerate(zip(mixed, poisson(NUM_SOME, rate_per_s=100, seed=1), strict=True))
     ]
     load = Load(small_server, asks)
 
-    fates = check_load(load.heard, alone[:NUM_SOME])
+    fates = check_load(load.heard, alone)
     assert fates["left"] > NUM_SOME // 10, "hardly anybody left before the end"
     assert fates["answered"] >= NUM_SOME * 2 // 3
     assert fates["answered"] + fates["left"] == NUM_SOME
