@@ -68,8 +68,13 @@ HARD_TEXTS = [
     "",
     " ",
 ]
+# U+2581 is how SentencePiece writes a space: see the test that says what becomes of one.
 random_text = st.text(
-    st.one_of(st.sampled_from(" the\n.😀語é\r\x00"), st.characters(exclude_categories=["Cs"])), max_size=30
+    st.one_of(
+        st.sampled_from(" the\n.😀語é\r\x00"),
+        st.characters(exclude_categories=["Cs"], exclude_characters="\u2581"),
+    ),
+    max_size=30,
 )
 
 
@@ -88,6 +93,18 @@ def test_hard_texts_come_back_whole_and_in_a_stream(tokenizer, text):
     assert tokenizer.decode(ids) == text
     assert "".join(deltas) == text
     assert not any("\ufffd" in delta for delta in deltas)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_sign_for_a_space_reads_back_as_a_space_in_sentencepiece_and_as_itself_elsewhere(name):
+    tokenizer = TOKENIZERS[name]
+    sign = "\u2581" if name == "byte-level" else " "
+
+    for text in ("\u2581", "a\u2581b", "\u2581\u2581 c\u2581"):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+
+        assert tokenizer.decode(ids) == "".join(stream(tokenizer, ids)) == text.replace("\u2581", sign)
+        assert ids == tokenizer.encode(text.replace("\u2581", sign), add_special_tokens=False)
 
 
 @families
