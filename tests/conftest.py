@@ -7,7 +7,7 @@ import os
 from hypothesis import HealthCheck, settings
 
 # How fast a machine is, is no property of the code: a shared one must not fail a test by being busy.
-# What gates a change draws the same examples each time; OCTAVO_CAMPAIGN=1 draws new ones, to find what nobody asked for.
+# What gates a change draws the same examples each time; OCTAVO_CAMPAIGN=1 draws new ones.
 settings.register_profile(
     "octavo",
     deadline=None,
