@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -49,14 +50,14 @@ def hub(server, answer):
 
 @pytest.fixture
 def pull(hub, tmp_path):
-    """Run `octavo pull` as a process that knows only this hub."""
+    """Run `octavo pull`, or another command, as a process that knows only this hub."""
 
-    def run(model: str, **environ: str):
+    def run(model: str, command: str = "pull", **environ: str):
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
         home = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url}
         quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
         done = subprocess.run(
-            [sys.executable, "-m", "octavo", "pull", model, "--json"],
+            [sys.executable, "-m", "octavo", command, model, "--json"],
             env={**kept, **home, **quiet, **environ},
             capture_output=True,
             text=True,
@@ -137,6 +138,78 @@ def test_unreachable_hub_is_named(pull):
     assert code == 1
     assert "http://127.0.0.1:1 cannot be reached" in document["error"]["message"]
     assert "HF_ENDPOINT" in document["error"]["hints"][0]
+
+
+@pytest.mark.parametrize("command", ["plan", "pull"])
+def test_a_hub_that_cannot_be_reached_costs_one_try_and_our_own_words(pull, command):
+    code, document, err = pull("org/tiny", command, HF_ENDPOINT="http://127.0.0.1:1")
+
+    assert code == 1
+    assert document["error"]["code"] == "download-failed"
+    assert (
+        "org/tiny is not in the local cache, and http://127.0.0.1:1 cannot be reached" in document["error"]["message"]
+    )
+    assert err.startswith("error[download-failed]: ")
+    assert "etrying" not in err
+
+
+@pytest.mark.parametrize("command", ["plan", "pull"])
+def test_a_hub_that_never_answers_is_given_up(pull, command):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"http://127.0.0.1:{silent.getsockname()[1]}"
+
+        code, document, _ = pull("org/tiny", command, HF_ENDPOINT=where, HF_HUB_ETAG_TIMEOUT="1")
+
+    assert code == 1
+    assert f"{where} did not answer within 1 s" in document["error"]["message"]
+    assert any("HF_HUB_ETAG_TIMEOUT" in hint for hint in document["error"]["hints"])
+
+
+def test_a_configuration_that_does_not_come_is_given_up_without_the_clients_own_lines(pull, hub, answer):
+    hub.answers["/org/tiny/resolve/main/config.json"] = answer(status=503)
+
+    code, document, err = pull("org/tiny", "plan", HF_HUB_ETAG_TIMEOUT="1")
+
+    assert code == 1
+    assert document["error"]["code"] == "download-failed"
+    assert err.startswith("error[download-failed]: ")
+    assert "etrying" not in err
+
+
+def test_a_cached_repository_serves_while_the_hub_fails(pull, hub, answer):
+    assert pull("org/tiny")[0] == 0
+    hub.answers["/api/models/org/tiny/revision/main"] = answer(status=503)
+
+    code, document, _ = pull("org/tiny")
+
+    assert code == 0
+    assert "model.safetensors" in names_in(document["path"])
+
+
+def test_a_login_page_in_place_of_the_hub_is_said_to_be_no_hub(pull, hub, answer):
+    page = answer(b"<html>log in</html>", headers={"Content-Type": "text/html"})
+    hub.answers["/api/models/org/tiny/revision/main"] = page
+
+    code, document, _ = pull("org/tiny")
+
+    assert code == 1
+    assert "does not answer as a hub does" in document["error"]["message"]
+
+
+def test_a_proxy_that_is_not_there_is_named_without_its_password(pull):
+    proxy = "http://user:sesame@127.0.0.1:1"
+
+    code, _, err = pull("org/tiny", "plan", HF_ENDPOINT="http://hub.invalid", HTTP_PROXY=proxy, http_proxy=proxy)
+
+    assert code == 1
+    assert "by way of the proxy of HTTP_PROXY" in err
+    assert "sesame" not in err
+
+
+def test_a_slip_in_a_known_name_gets_the_name_as_a_hint(pull):
+    _, document, _ = pull("meta-llama/Meta-Lama-3-70B", "plan", HF_ENDPOINT="http://127.0.0.1:1")
+
+    assert document["error"]["hints"][0] == "did you mean `meta-llama/Meta-Llama-3-70B`?"
 
 
 def test_repository_without_safetensors_is_refused(pull):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
+from octavo.errors import DownloadError, ModelError, ModelFileError, ModelNotFoundError, UnsupportedModelError
 from octavo.models.aliases import ALIASES, HubId, find_place
 from octavo.models.catalogue import find_model
 from octavo.models.config import spec_from_hf
@@ -49,15 +49,24 @@ def find_subject(model: str, environ: Mapping[str, str], *, is_bundled_only: boo
             return on_disk
     try:
         found = find_model(model)
-    except ModelNotFoundError:
+    except ModelNotFoundError as unlisted:
         place = None if is_bundled_only else _hub_id(model)
         if place is None:
             raise
-        from octavo.models.hub import fetch_config  # noqa: PLC0415 - only here is anything of the network needed
-
-        config = read_json(fetch_config(place, environ))
+        config = read_json(_config_from_hub(place, environ, unlisted))
         return _published(config, name=place.repository, asked=model, source=f"config.json of {place.repository}")
     return _published(found.config, name=found.name, asked=found.name, source=f"bundled config.json: {found.source}")
+
+
+def _config_from_hub(place: HubId, environ: Mapping[str, str], unlisted: ModelNotFoundError) -> Path:
+    """Fetch a configuration; where that fails, the name may be a slip of one that comes with the package."""
+    from octavo.models.hub import fetch_config  # noqa: PLC0415 - only here is anything of the network needed
+
+    try:
+        return fetch_config(place, environ)
+    except (DownloadError, ModelNotFoundError) as error:
+        meant = tuple(hint for hint in unlisted.hints if hint.startswith("did you mean"))
+        raise type(error)(error.message, because=error.because, hints=(*meant, *error.hints)) from error
 
 
 def _on_disk(model: str) -> Subject | None:
