@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import logging
 import math
@@ -27,6 +28,7 @@ from octavo.errors import InvalidParameterError, MachineError
 from octavo.llm.async_llm import AsyncLLM
 from octavo.server.app import create_app
 from octavo.server.connection import Connection
+from octavo.server.connection_limit import ConnectionLimit, resolve_max_connections
 from octavo.server.front import Front
 from octavo.server.security import read_keys
 from octavo.server.settings import MAX_HEADER_BYTES, ServerSettings
@@ -44,14 +46,19 @@ _LOG = logging.getLogger(__name__)
 Load = Callable[[], AsyncLLM]
 
 
-def web_config(app: ASGIApp) -> uvicorn.Config:
-    """Return how the web server runs an app."""
+def web_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
+    """Return how the web server runs an app.
+
+    Raises:
+        InvalidParameterError: the system does not allow as many connections as were asked for.
+    """
+    limit = ConnectionLimit(resolve_max_connections(settings.max_connections, max_waiting=settings.max_waiting))
     return uvicorn.Config(
         app,
         lifespan="off",
         log_config=None,
         access_log=False,
-        http=Connection,  # by h11, which bounds the headers
+        http=functools.partial(Connection, limit=limit),  # type: ignore[arg-type] # by h11, which bounds the headers
         ws="none",
         loop="asyncio",
         server_header=False,
@@ -117,7 +124,7 @@ class Lifecycle:
 
     async def _run(self, sock: socket.socket) -> int:
         front = Front(self._settings)
-        self._server = _Server(web_config(front))
+        self._server = _Server(web_config(front, self._settings))
         loop = asyncio.get_running_loop()
         # A terminal that is closed ends the server in order, too, unless nohup has said that it shall go on.
         hangs_up = signal.getsignal(signal.SIGHUP) is signal.SIG_DFL

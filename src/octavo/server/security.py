@@ -18,13 +18,15 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.errors import InvalidParameterError, MachineError
+from octavo.config.text_file import read_text_file
+from octavo.errors import InvalidParameterError
 from octavo.server.errors import ApiError
 from octavo.server.json_body import json_response
 from octavo.server.settings import MAX_HEADER_BYTES, ServerSettings
 
 BODY_TIMEOUT_S = 60.0
 MAX_KEYS = 1000
+_MAX_KEY_FILE_BYTES = 1 << 20
 _OPEN_PATHS = frozenset({"/health"})
 _OPEN_PAGES = frozenset({"/", "/favicon.ico"})
 """The page's own files are the same everywhere; what it shows, it asks for with a key."""
@@ -54,6 +56,13 @@ class Door:
         await self._app(scope, _Body(receive, self._settings.max_body_bytes).receive, send)
 
     def _check(self, scope: Scope) -> None:
+        if scope["state"].get("is_beyond_limit") and scope["path"] not in _OPEN_PATHS:
+            raise ApiError(
+                503,
+                "too many connections are open (hint: keep fewer, or raise the server's --max-connections)",
+                code="too-many-connections",
+                headers={"Retry-After": "1", **_CLOSE},
+            )
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
             raise ApiError(431, f"the headers have more than {MAX_HEADER_BYTES:,} bytes", code="headers-too-large")
         headers = Headers(scope=scope)
@@ -228,10 +237,13 @@ def read_keys(settings: ServerSettings) -> tuple[str, ...]:
     """
     if settings.api_key_file is None:
         return settings.api_key
-    try:
-        text = Path(settings.api_key_file).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise MachineError(f"{settings.api_key_file}: the keys cannot be read", because=str(error)) from error
+    text = read_text_file(
+        Path(settings.api_key_file),
+        param="api_key_file",
+        what="a file of keys",
+        max_bytes=_MAX_KEY_FILE_BYTES,
+        encoding="utf-8-sig",
+    )
     lines = [line.strip() for line in text.splitlines()]
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:

@@ -138,6 +138,15 @@ class ServerSettings:
         help="Web page (https://example.org) that may call the server; repeatable, * is any",
         auto="none",
     )
+    max_connections: int | None = option(
+        default=None,
+        kind="count",
+        group="Security",
+        unit="connections",
+        help="Most connections at a time; more are answered 503, and closed",
+        auto="1,024 more than --max-waiting, as far as the limit of open files goes",
+        maximum=1_000_000,
+    )
     max_body_bytes: int = option(
         default=4 * MIB, kind="bytes", group="Security", help="Largest body of a request; larger ones are answered 413"
     )

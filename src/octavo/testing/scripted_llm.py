@@ -149,7 +149,7 @@ class LocalServer:
 
     def __enter__(self) -> Self:
         self.llm.start()
-        self._server = uvicorn.Server(web_config(create_app(self.llm, self.settings)))
+        self._server = uvicorn.Server(web_config(create_app(self.llm, self.settings), self.settings))
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
         deadline_s = time.monotonic() + WAIT_S
@@ -166,6 +166,11 @@ class LocalServer:
         self._server.should_exit = True
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), "the server did not stop"
+
+    @property
+    def connections(self) -> Sequence[object]:
+        """Those that the server has open."""
+        return list(self._server.server_state.connections)
 
     async def _serve(self) -> None:
         self._server.config.host, self._server.config.port = "127.0.0.1", 0
