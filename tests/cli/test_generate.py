@@ -176,7 +176,7 @@ def test_an_answer_can_be_held_to_a_structure(model: str, octavo, tmp_path: Path
     [
         (("--regex", "(a"), "unclosed group"),
         (("--regex", "a", "--choice", "b"), "--regex: given together with --choice"),
-        (("--json-schema", "no/such/file"), "no/such/file"),
+        (("--json-schema", "/"), "/ is a folder"),
         (("--json-schema", __file__), "not JSON"),
         (("--choice", "a", "--ignore-eos"), "contradicts structured output"),
     ],

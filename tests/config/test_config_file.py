@@ -90,11 +90,11 @@ def test_a_bad_value_is_named_by_file_and_name(tmp_path: Path, line: str) -> Non
 def test_a_file_that_is_no_config_is_told_apart_from_one_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="cannot be read"):
         read_config_file(tmp_path / "absent.toml", OPTIONS)
-    with pytest.raises(MachineError, match="cannot be read"):
+    with pytest.raises(InvalidParameterError, match="is a folder"):
         read_config_file(tmp_path, OPTIONS)
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InvalidParameterError, match="no UTF-8"):
+    with pytest.raises(InvalidParameterError, match="is not text"):
         read_config_file(tmp_path / "binary.toml", OPTIONS)
     (tmp_path / "large.toml").write_bytes(b"#" * (2**20 + 1))
-    with pytest.raises(InvalidParameterError, match="1 MiB"):
+    with pytest.raises(InvalidParameterError, match=r"1\.0 MiB"):
         read_config_file(tmp_path / "large.toml", OPTIONS)

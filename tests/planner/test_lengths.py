@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.errors import InvalidParameterError
+from octavo.errors import InvalidParameterError, MachineError
 from octavo.planner.lengths import LengthClass, Lengths, parse_lengths, read_trace
 
 
@@ -113,7 +113,7 @@ def test_a_file_without_lengths_is_refused_with_the_columns_that_are_known(tmp_p
         path.write_text(text)
         with pytest.raises(InvalidParameterError):
             read_trace(path)
-    with pytest.raises(InvalidParameterError, match="No such file"):
+    with pytest.raises(MachineError, match="No such file"):
         read_trace(tmp_path / "absent")
     path.write_bytes(b"\xff\xfe\xff")
     with pytest.raises(InvalidParameterError):

@@ -15,14 +15,16 @@ from octavo.cli.command import OctavoCommand
 from octavo.cli.options import GroupedOption, Output, output_options, table_options
 from octavo.config.engine import OPTIONS, KVDtype, find_option
 from octavo.config.sources import AskedConfig, ask, environment_source
+from octavo.config.text_file import read_text_file
 from octavo.errors import InvalidParameterError, MachineError
-from octavo.units import parse_count
+from octavo.units import MIB, parse_count
 
 if TYPE_CHECKING:
     from octavo.llm.kv_eval import KVEvaluation, Variant
 
 SCHEMA = "octavo.eval.kv/1"
 
+MAX_TEXT_BYTES = 16 * MIB
 _ENGINE_OPTIONS = tuple(option for option in OPTIONS if option.name in ("model", "weight_dtype", "threads"))
 """Those that have a meaning without an engine around them."""
 
@@ -124,7 +126,10 @@ def command(
     config = asked.config
     if asked.origins["weight_dtype"] == "default":
         config = replace(config, weight_dtype="f32")
-    text = bundled_text() if text_path is None else _read_text(text_path)
+    if text_path is None:
+        text = bundled_text()
+    else:
+        text = read_text_file(text_path, param="--text", what="a text", max_bytes=MAX_TEXT_BYTES)
     with progress_bars(output) as progress:
         evaluator = KVEvaluator(config, text, max_tokens=max_tokens, progress=progress)
     with count_bar(output, "tokens") as on_progress:
@@ -142,15 +147,6 @@ def command(
         print_variants(document)
     if report_path is not None and not output.is_quiet:
         click.echo(f"wrote {report_path}", err=True)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise MachineError(f"{path}: cannot be read", because=str(error.strerror)) from error
-    except UnicodeDecodeError as error:
-        raise InvalidParameterError(f"{path} is not UTF-8", param="--text", because=str(error)) from error
 
 
 def _document(evaluation: KVEvaluation, *, budget_kl: float | None, best: Variant | None) -> dict[str, Any]:

@@ -16,14 +16,17 @@ from octavo.cli.event_file import EventFile
 from octavo.cli.options import GroupedOption, Output, engine_options, output_options
 from octavo.cli.sampling_options import sampling_options
 from octavo.config.sources import AskedConfig
+from octavo.config.text_file import read_text_file, read_text_stream
 from octavo.core.sampling import SamplingParams
-from octavo.errors import InvalidParameterError, MachineError, ModelFileError
+from octavo.errors import InvalidParameterError, ModelFileError
+from octavo.units import MIB
 
 if TYPE_CHECKING:
     from octavo.engine.messages import OutputDelta
     from octavo.llm.offline import LLM, Stream
 
 DEFAULT_MAX_TOKENS = 256
+MAX_PROMPT_BYTES = 64 * MIB
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,16 +117,10 @@ def _check_reports(params: SamplingParams, output: Output) -> None:
 
 
 def _read_prompt(name: str) -> str:
-    try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except OSError as error:
-        raise MachineError(f"{name}: cannot be read", because=str(error.strerror)) from error
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidParameterError(
-            f"{name} is not text", param="--prompt-file", because=f"byte {error.start:,} is not UTF-8"
-        ) from error
+    param, what = "--prompt-file", "a prompt"
+    if name == "-":
+        return read_text_stream(sys.stdin.buffer, param=param, what=what, max_bytes=MAX_PROMPT_BYTES)
+    return read_text_file(Path(name), param=param, what=what, max_bytes=MAX_PROMPT_BYTES)
 
 
 def _load(asked: AskedConfig, output: Output) -> LLM:

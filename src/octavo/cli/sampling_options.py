@@ -16,9 +16,13 @@ from typing import Any
 import click
 
 from octavo.cli.options import Command, GroupedOption
+from octavo.config.text_file import read_text_file
 from octavo.core.sampling import SamplingParams
 from octavo.core.structured import StructuredOutput
 from octavo.errors import InvalidParameterError
+from octavo.units import MIB
+
+MAX_SCHEMA_BYTES = MIB
 
 
 def sampling_options(*, max_tokens: int) -> Callable[[Command], Command]:
@@ -103,10 +107,10 @@ def _read_structured(*, json_schema: str | None, regex: str | None, choice: tupl
     if len(named) > 1:
         raise InvalidParameterError(f"given together with {named[1]}", param=named[0], hints=("give one",))
     if json_schema is not None:
-        try:
-            return StructuredOutput.of_json_schema(Path(json_schema).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidParameterError(f"{json_schema} cannot be read: {error}", param="--json-schema") from error
+        schema = read_text_file(
+            Path(json_schema), param="--json-schema", what="a JSON schema", max_bytes=MAX_SCHEMA_BYTES
+        )
+        return StructuredOutput.of_json_schema(schema)
     if regex is not None:
         return StructuredOutput(kind="regex", value=regex)
     return StructuredOutput.of_choice(choice) if choice else None

@@ -18,7 +18,8 @@ from typing import Any
 
 from octavo.config.option import Option, did_you_mean
 from octavo.config.sources import Source
-from octavo.errors import InvalidParameterError, MachineError
+from octavo.config.text_file import read_text_file
+from octavo.errors import InvalidParameterError
 
 MAX_FILE_BYTES = 2**20
 """A config is a page of text; more than this is some other file."""
@@ -32,7 +33,7 @@ def read_config_file(path: Path, options: Sequence[Option]) -> Source:
 
     Raises:
         MachineError: it cannot be read.
-        InvalidParameterError: it is not TOML, names something that is no option, or one option twice.
+        InvalidParameterError: it is too long, not TOML, names something that is no option, or one option twice.
     """
     known = {name: option for option in options for name in (option.name, *option.aliases)}
     values: dict[str, object] = {}
@@ -58,16 +59,8 @@ def read_config_file(path: Path, options: Sequence[Option]) -> Source:
 
 
 def _parse(path: Path) -> dict[str, Any]:
+    text = read_text_file(path, param="config", what="a config", max_bytes=MAX_FILE_BYTES)
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise MachineError(f"{path}: cannot be read", because=str(error.strerror)) from error
-    if len(data) > MAX_FILE_BYTES:
-        raise InvalidParameterError("more than 1 MiB is no config", param=path.name)
-    try:
-        return tomllib.loads(data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InvalidParameterError("this is no UTF-8 text", param=path.name) from error
+        return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidParameterError("this is no TOML", param=path.name, because=str(error)) from error

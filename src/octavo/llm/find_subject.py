@@ -71,7 +71,7 @@ def _config_from_hub(place: HubId, environ: Mapping[str, str], unlisted: ModelNo
 
 def _on_disk(model: str) -> Subject | None:
     path = Path(model).expanduser()
-    if path.suffix == ".json" and path.is_file():
+    if path.suffix == ".json" and path.exists() and not path.is_dir():
         config = read_json(path)
         return _published(config, name=path.resolve().parent.name, asked=model, source=str(path))
     try:

@@ -14,11 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.config.text_file import read_text_file
 from octavo.core.sampling import SamplingParams
 from octavo.engine.metrics import Metrics, Spread, spread
-from octavo.errors import InvalidParameterError, MachineError
+from octavo.errors import InvalidParameterError
 from octavo.llm.offline import LLM
 from octavo.llm.prompts import TokensPrompt
+from octavo.units import MIB
+
+MAX_WORKLOAD_BYTES = 256 * MIB
 
 OnProgress = Callable[[int, int], None]
 """Called after each step with the output tokens so far and in all."""
@@ -65,11 +69,10 @@ def read_workload(path: Path) -> list[WorkloadRequest]:
         MachineError: it cannot be read.
         InvalidParameterError: it is not a workload; names the entry and field.
     """
+    text = read_text_file(path, param="--workload", what="a workload", max_bytes=MAX_WORKLOAD_BYTES)
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MachineError(f"{path}: cannot be read", because=str(error.strerror)) from error
-    except ValueError as error:
+        entries = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise InvalidParameterError(f"{path} is not JSON", param="--workload", because=str(error)) from error
     if not isinstance(entries, list) or not entries:
         raise InvalidParameterError(f"{path} is not a list of requests", param="--workload", hints=(_FORM,))

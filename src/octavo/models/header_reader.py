@@ -8,6 +8,7 @@ plain reads: nothing is mapped, so a file that shrinks later cannot fault.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +31,8 @@ def open_model_file(path: Path) -> Iterator[BinaryIO]:
         ModelFileError: it is not a regular file.
     """
     try:
-        file = path.open("rb", buffering=0)
+        # Without waiting: opening a pipe would last until somebody writes to it.
+        file = open(path, "rb", buffering=0, opener=_open_at_once)  # noqa: SIM115 - closed below
     except FileNotFoundError as error:
         raise ModelNotFoundError(f"{path}: no such file") from error
     except IsADirectoryError as error:
@@ -38,11 +40,17 @@ def open_model_file(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise MachineError(f"{path}: cannot be read: {error.strerror}") from error
     try:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ModelFileError(f"{path}: is a device or a pipe, a file was expected")
         yield file
     except OSError as error:
         raise MachineError(f"{path}: reading failed: {error.strerror}") from error
     finally:
         file.close()
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_into(file: BinaryIO, offset: int, target: memoryview) -> int:

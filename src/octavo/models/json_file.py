@@ -1,4 +1,4 @@
-"""JSON objects of model folders, read with limits: any text that is not what we expect becomes a `ModelFileError`."""
+"""JSON objects and texts of model folders, read with limits: what is not as expected becomes a `ModelFileError`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,21 @@ def read_json(path: Path) -> dict[str, Any]:
         reader = HeaderReader(file, path, max_bytes=MAX_JSON_BYTES)
         text = reader.take(reader.size_bytes, "the file")
     return parse_json(text, str(path))
+
+
+def read_model_text(path: Path) -> str:
+    """Read a file of plain text.
+
+    Raises:
+        ModelFileError: not UTF-8, or too long.
+    """
+    with open_model_file(path) as file:
+        reader = HeaderReader(file, path, max_bytes=MAX_JSON_BYTES)
+        data = reader.take(reader.size_bytes, "the file")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFileError(f"{path}: not UTF-8 text (byte {error.start:,})") from error
 
 
 def parse_json(text: bytes, where: str) -> dict[str, Any]:

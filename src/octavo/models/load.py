@@ -92,6 +92,8 @@ def _open(path: Path) -> OpenedModel:
     if path.is_file():
         return _open_gguf(path)
     if not path.is_dir():
+        if path.exists():
+            raise ModelFileError(f"{path}: is a device or a pipe, a file or folder was expected")
         raise ModelNotFoundError(f"{path}: no such file or folder")
     if (path / "config.json").exists():
         return _open_folder(path)

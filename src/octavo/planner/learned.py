@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from octavo.config.text_file import read_text_file
 from octavo.errors import InvalidParameterError
 from octavo.planner.calibrate import Calibration, calibrate
 from octavo.planner.forward_shape import forward_shape
@@ -16,7 +17,9 @@ from octavo.planner.roofline import DeviceSpeed, measured_speed
 from octavo.planner.sizer import device_of, ranks
 from octavo.planner.start_log import StartLog, read_start_log
 from octavo.planner.subject import Subject
+from octavo.units import MIB
 
+MAX_LOG_BYTES = 16 * MIB
 KERNEL_BENCH_SCHEMA = "octavo.bench.kernels/1"
 
 
@@ -37,12 +40,17 @@ def learn(path: Path, question: PlanQuestion, subject: Subject) -> Learned:
     """Read a start-up log of vLLM or SGLang, or what `octavo bench kernels --json` wrote.
 
     Raises:
-        InvalidParameterError: the file cannot be read, is neither, or does not suit the question.
+        InvalidParameterError: the file is neither, or does not suit the question.
+        MachineError: it cannot be read.
     """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise InvalidParameterError(f"cannot read {path}: {error.strerror}", param="calibrate") from error
+    text = read_text_file(
+        path,
+        param="calibrate",
+        what="a start-up log",
+        max_bytes=MAX_LOG_BYTES,
+        is_lenient=True,
+        hints=(f"give what was written until the server answered, as `head -n 5000 {path} > start.log`",),
+    )
     measured = _measured(text)
     if measured is not None:
         return Learned(question=question, speed=measured)

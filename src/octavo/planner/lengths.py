@@ -18,11 +18,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from octavo.config.text_file import read_text_file
 from octavo.errors import InvalidParameterError
-from octavo.units import parse_count, quote
+from octavo.units import MIB, parse_count, quote
 
 _CLASS = re.compile(r"([^:x]+):([^:x]+?)(?:x(\d{1,9}))?")
 _MAX_TOKENS = 2**31 - 1
+MAX_TRACE_BYTES = 256 * MIB
 _EVEN_STRETCH = 64
 _MOST_STRETCHES = 1 << 14
 
@@ -173,17 +175,21 @@ def read_trace(path: Path, *, param: str = "trace") -> Lengths:
     """Read the lengths of a trace.
 
     Raises:
-        InvalidParameterError: no such file, or no lengths in it.
+        InvalidParameterError: no lengths in it, or more than is read.
+        MachineError: it cannot be read.
     """
+    text = read_text_file(
+        path,
+        param=param,
+        what="a trace",
+        max_bytes=MAX_TRACE_BYTES,
+        encoding="utf-8-sig",
+        hints=(f"give a part of it, as `head -n 100000 {path} > part{path.suffix}`",),
+    )
     try:
-        with path.open(encoding="utf-8-sig") as file:
-            pairs = list(_pairs(file.read(), path, param))
+        pairs = list(_pairs(text, path, param))
     except csv.Error as error:
         raise InvalidParameterError(f"{path} is neither CSV nor JSON lines: {error}", param=param) from error
-    except OSError as error:
-        raise InvalidParameterError(f"cannot read {path}: {error.strerror}", param=param) from error
-    except UnicodeDecodeError as error:
-        raise InvalidParameterError(f"{path} is not text", param=param) from error
     counted: dict[tuple[int, int], int] = {}
     for pair in pairs:
         counted[pair] = counted.get(pair, 0) + 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ModelFileError
-from octavo.models.json_file import read_json
+from octavo.models.json_file import read_json, read_model_text
 from octavo.runtime.tokenizer import ChatTemplateSource
 
 _FIELD = "chat_template"
@@ -40,10 +40,7 @@ def _template_files(folder: Path) -> dict[str, Path]:
 
 
 def _read_template(path: Path) -> ChatTemplateSource:
-    try:
-        return ChatTemplateSource(text=path.read_text(encoding="utf-8"), where=str(path))
-    except UnicodeDecodeError as error:
-        raise ModelFileError(f"{path}: not UTF-8 text (byte {error.start:,})") from error
+    return ChatTemplateSource(text=read_model_text(path), where=str(path))
 
 
 def _from_field(value: object, where: str) -> dict[str, ChatTemplateSource]:
