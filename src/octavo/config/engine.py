@@ -249,6 +249,7 @@ class EngineConfig:
         _check_skipped_layers(self)
         _check_sparse_block_size(self)
         _check_sinks_have_a_window(self)
+        _check_one_way_to_read_less(self)
 
     @property
     def num_sinks(self) -> int:
@@ -326,4 +327,14 @@ def _check_sinks_have_a_window(config: EngineConfig) -> None:
             param="attention_sinks",
             because="without a window all tokens stay visible",
             hints=("`--attention-window 1024`", "leave out --attention-sinks"),
+        )
+
+
+def _check_one_way_to_read_less(config: EngineConfig) -> None:
+    if config.sparse_blocks is not None and config.attention_window is not None:
+        raise InvalidParameterError(
+            "given together with attention_window",
+            param="sparse_blocks",
+            because="a window leaves nothing to choose from but itself",
+            hints=("leave out --sparse-blocks", "leave out --attention-window"),
         )

@@ -37,7 +37,12 @@ def with_sparse_blocks(spec: ModelSpec, sparse_blocks: int) -> ModelSpec:
     elif spec.head_dim % 4:
         because = f"bounds are laid out for heads of a multiple of 4, and this model's have {spec.head_dim} dimensions"
     if because:
-        raise InvalidParameterError("does not suit this model", param="sparse_blocks", because=because)
+        raise InvalidParameterError(
+            "does not suit this model",
+            param="sparse_blocks",
+            because=because,
+            hints=("leave out --sparse-blocks",),
+        )
     return replace(spec, sparse_blocks=sparse_blocks)
 
 

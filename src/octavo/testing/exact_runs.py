@@ -19,12 +19,13 @@ from octavo.core.paged_kv_cache import PagedKVCache
 from octavo.core.ports import Runner
 from octavo.core.sampling import SamplingParams
 from octavo.core.scheduler import Scheduler
-from octavo.core.step import StepPlan, TokenLogprobs
+from octavo.core.step import NULL_BLOCK, StepPlan, TokenLogprobs
 from octavo.engine.clock import MonotonicClock
 from octavo.engine.engine import Engine
 from octavo.engine.messages import EngineRequest
 from octavo.engine.metrics import Metrics
-from octavo.models.spec import ModelSpec
+from octavo.models.spec import KVGroup, ModelSpec
+from octavo.units import cdiv
 
 Token = tuple[int, float, tuple[tuple[int, float], ...]]
 """Token id, its log-probability, and the likeliest tokens with theirs: compared with `==`, never with a tolerance."""
@@ -79,17 +80,16 @@ class ExactRun:
 
 
 class _StoredKV:
-    """Digests what the cache holds of each answer when it ends: its last plan says where."""
+    """Digests what the cache holds of each answer when it ends: its last plan says where.
 
-    def __init__(self, spec: ModelSpec, runner: KVReadingRunner) -> None:
-        # What of a windowed group is kept depends on the chunks; its effect is in the answers.
-        self._layers = [
-            (layer, index)
-            for index, group in enumerate(spec.kv_groups)
-            for layer in group.layers
-            if group.window is None
-        ]
+    Of a group with a window that is what the answer's last query sees. What lies before it may be there or not,
+    depending on the chunks.
+    """
+
+    def __init__(self, spec: ModelSpec, runner: KVReadingRunner, block_size: int) -> None:
+        self._groups = spec.kv_groups
         self._runner = runner
+        self._block_size = block_size
         self._places: dict[str, tuple[int, list[list[int]]]] = {}
 
     def take(self, plan: StepPlan) -> None:
@@ -102,10 +102,23 @@ class _StoredKV:
         """Read before the next step: the blocks are free already, but nobody has written to them yet."""
         num_tokens, tables = self._places[request_id]
         digest = hashlib.blake2b(digest_size=16)
-        for layer, group in self._layers:
-            for stored in self._runner.read_kv(layer, tables[group], num_tokens):
-                digest.update(stored.tobytes())
+        for group, table in zip(self._groups, tables, strict=True):
+            for first, stop in _seen_runs(group, num_tokens):
+                skipped = first // self._block_size
+                needed = table[skipped : cdiv(stop, self._block_size)]
+                assert NULL_BLOCK not in needed, "a block that the last query reads has been given back"
+                for layer in group.layers:
+                    for stored in self._runner.read_kv(layer, needed, stop - skipped * self._block_size):
+                        digest.update(stored[first - skipped * self._block_size :].tobytes())
         return digest.hexdigest()
+
+
+def _seen_runs(group: KVGroup, num_tokens: int) -> list[tuple[int, int]]:
+    """Return the runs of positions that the last of so many tokens sees."""
+    if group.window is None or num_tokens <= group.num_sinks + group.window:
+        return [(0, num_tokens)]
+    runs = [(0, group.num_sinks), (num_tokens - group.window, num_tokens)]
+    return [(first, stop) for first, stop in runs if first < stop]
 
 
 def run(
@@ -143,7 +156,7 @@ def run(
     engine = Engine(scheduler, runner, events=events, clock=clock, vocab_size=spec.vocab_size)
     plans: list[StepPlan] = []
     engine.subscribe_plans(plans.append)
-    stored = _StoredKV(spec, runner)
+    stored = _StoredKV(spec, runner, pressure.block_size)
     engine.subscribe_plans(stored.take)
     digests: dict[tuple[str, int], str] = {}
     per_prompt = [params] * len(prompts) if isinstance(params, SamplingParams) else params
