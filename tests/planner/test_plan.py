@@ -400,7 +400,7 @@ def test_a_start_up_log_corrects_the_plan_and_says_how_far_off_the_rule_was():
 
     longer = plan_for(with_options(asked, {"max_model_len": "16384"}), calibrate_path=LOGS / "vllm_0_19_tp2.log")
     assert longer.max_concurrency == pytest.approx(found.max_concurrency / 2, rel=1e-2)
-    with pytest.raises(InvalidParameterError, match="another model"):
+    with pytest.raises(InvalidParameterError, match="28 layers against 80"):
         plan_for(question(model="llama-3-70b", device="h100"), calibrate_path=LOGS / "vllm_0_19_tp2.log")
     with pytest.raises(InvalidParameterError, match=r"llama\.cpp"):
         plan_for(question(model="llama-3-8b", device="h100"), calibrate_path=LOGS / "llama_cpp_2026.log")

@@ -169,7 +169,8 @@ def calibrate(
         if activation is None or not rule.activation.value_bytes
         else activation.logged_bytes / rule.activation.value_bytes,
         overhead_bytes=0 if rest is None else rest.difference_bytes,
-        source=f"calibrated by a log of {log.engine} {log.version or rule.version}",
+        source=f"calibrated by a log of {log.engine} {log.version or rule.version}"
+        + (f" that names {quote(log.model)}" if log.model else ""),
     )
 
 

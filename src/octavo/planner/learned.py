@@ -10,6 +10,7 @@ from typing import Any
 from octavo.config.text_file import read_text_file
 from octavo.errors import InvalidParameterError
 from octavo.planner.calibrate import Calibration, calibrate
+from octavo.planner.foreign_log import refuse_foreign
 from octavo.planner.forward_shape import forward_shape
 from octavo.planner.other_sizing import settings_of
 from octavo.planner.question import PlanQuestion
@@ -56,6 +57,7 @@ def learn(path: Path, question: PlanQuestion, subject: Subject) -> Learned:
         return Learned(question=question, speed=measured)
     log = read_start_log(text)
     completed = _completed(question, log)
+    refuse_foreign(log, question, subject)
     tensor, stages = ranks(completed)
     weights, _ = subject.weights_on_one(
         completed.weight_dtype, tensor=tensor, stages=stages, is_padded=log.engine == "vllm"
