@@ -89,10 +89,10 @@ def command(
         _write_report(plan, report_path)
     if output.is_json:
         click.echo(json.dumps(plan.as_dict()))
-    elif not output.is_quiet:
-        from octavo.cli.plan_view import print_plan
+    else:
+        from octavo.cli.plan_view import print_answer, print_plan
 
-        print_plan(plan)
+        (print_answer if output.is_quiet else print_plan)(plan)
     if is_checked and not plan.fits:
         if output.is_json:
             raise click.exceptions.Exit(3)

@@ -40,6 +40,20 @@ def print_plan(plan: Plan) -> None:
     click.echo("\n".join(line.rstrip() for line in card.get().splitlines()))
 
 
+def print_answer(plan: Plan) -> None:
+    """Write what was asked and nothing else: one line, and one for each way to hold a target."""
+    words = [_verdict(plan).plain[2:]]
+    if plan.concurrency_at_lengths is not None:
+        words.append(f"{plan.concurrency_at_lengths:,.2f} of the asked lengths")
+    if plan.ceilings is not None and plan.ceilings.device_requests is not None and plan.ceilings.itl_s is not None:
+        words.append(f"the device holds {plan.ceilings.device_requests:,} at {_ms(plan.ceilings.itl_s)} a token")
+    click.echo("; ".join(words))
+    for answer in plan.targets:
+        click.echo(f"{answer.concurrency:,.1f} requests at once: {answer.flags or answer.name}")
+    if plan.target_concurrency and not plan.targets:
+        click.echo(f"nothing that was tried holds {plan.target_concurrency:,} requests at once")
+
+
 def _draw(console: Console, plan: Plan) -> None:
     console.print(_title(plan))
     console.print(_bar(plan, console.width))
