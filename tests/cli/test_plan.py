@@ -98,7 +98,7 @@ def test_quiet_gives_the_answer_in_a_line(octavo, folder):
     ran = octavo("plan", *H100, "-q", "--lengths", "1155:211", "--itl", "30ms", "--target-concurrency", "30")
     first, *ways = ran.out.splitlines()
     assert re.search(r"; [\d,.]+ of the asked lengths; the device holds [\d,]+ at 30.0 ms a token$", first)
-    assert ways and all(re.match(r"[\d,.]+ requests at once: (--|as )", way) for way in ways)
+    assert ways and all(re.match(r"[\d,.]+ requests at once: \S", way) for way in ways)
 
     ran = octavo("plan", folder, "-q", "--kv-cache-memory", "300KiB", "--max-model-len", "2048", "--check")
     assert ran.code == 3
