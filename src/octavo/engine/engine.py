@@ -7,6 +7,7 @@ real model and virtual time with a cost model are the same code.
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -194,7 +195,8 @@ class Engine:
             raise InvalidParameterError(f"{message.request_id!r} is in use", param="request_id")
         if len(message.prompt_token_ids) > self.limits.max_model_len:
             # Refused by its length alone: whoever waits for the next step need not wait until it has been read.
-            message = replace(message, prompt_token_ids=(0,) * len(message.prompt_token_ids))
+            blank = array("i", bytes(array("i").itemsize * len(message.prompt_token_ids)))
+            message = replace(message, prompt_token_ids=blank)  # type: ignore[arg-type] # nothing but its length is read
             self._enter(self._make_requests(replace(message, params=replace(message.params, n=1))))
         self._check_token_ids(message)
         grammar = grammar or self.compile_grammar(message.params)

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from octavo.core.step import TokenLogprobs
@@ -52,7 +53,13 @@ class _Choice:
     """One answer, as pieces."""
 
     def __init__(
-        self, body: CompletionRequest, prompt: TokenizedPrompt, tokenizer: Tokenizer, scores: _PromptScores
+        self,
+        body: CompletionRequest,
+        prompt: TokenizedPrompt,
+        tokenizer: Tokenizer,
+        scores: _PromptScores,
+        *,
+        is_first: bool,
     ) -> None:
         self._body = body
         self._prompt = prompt
@@ -63,7 +70,7 @@ class _Choice:
         self._spelling = TokenSpelling(
             tokenizer,
             skips_special=body.skip_special_tokens,
-            strips_space=tokenizer.strips_leading_space and (body.echo or not self._has_text(prompt.token_ids)),
+            strips_space=tokenizer.strips_leading_space and (body.echo or is_first),
             written=(prompt.text or "") if body.echo else "",
         )
 
@@ -104,10 +111,6 @@ class _Choice:
         if delta.finish_reason is not None:
             pieces.append(Piece(finish_reason=delta.finish_reason, stop_reason=delta.stop_reason))
         return pieces
-
-    def _has_text(self, token_ids: Sequence[int]) -> bool:
-        spelling = TokenSpelling(self._tokenizer, skips_special=self._body.skip_special_tokens, strips_space=False)
-        return any(map(spelling.bytes_of, token_ids))
 
 
 def _cut(entry: TokenLogprobs, num_top: int) -> TokenLogprobs:
@@ -180,12 +183,22 @@ class Completion:
         ]
         wants_scores = params.prompt_logprobs is not None
         self._scores = [_PromptScores(len(prompt.token_ids), is_wanted=wants_scores) for prompt in prompts]
+        tokenizer = service.llm.tokenizer
         self._choices = [
-            _Choice(body, prompt, service.llm.tokenizer, scores)
+            _Choice(body, prompt, tokenizer, scores, is_first=is_first)
             for prompt, scores in zip(prompts, self._scores, strict=True)
+            for is_first in [tokenizer.strips_leading_space and not self._has_text(prompt)]
             for _ in range(body.n)
         ]
         self._usage = Usage(num_prompt_tokens)
+
+    def _has_text(self, prompt: TokenizedPrompt) -> bool:
+        spelling = TokenSpelling(
+            self._service.llm.tokenizer, skips_special=self._body.skip_special_tokens, strips_space=False
+        )
+        # What is longer will be refused; it shall not be gone through before.
+        read = islice(prompt.token_ids, self._service.llm.longest_request_tokens)
+        return any(map(spelling.bytes_of, read))
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
         """Return the whole answer."""

@@ -19,18 +19,19 @@ Prompts = tuple[str | tuple[int, ...], ...]
 
 def _read_prompts(value: Any) -> Prompts:
     """Read a text, ids, or a list of either."""
-    if isinstance(value, str) or _is_ids(value):
+    if isinstance(value, str) or is_ids(value):
         return (value if isinstance(value, str) else tuple(value),)
     if not isinstance(value, list) or not value:
         raise ValueError("a text, a list of token ids, or a list of either was expected")
     if len(value) > MAX_PROMPTS:
         raise ValueError(f"{len(value):,} prompts, at most {MAX_PROMPTS} are taken")
-    if not all(isinstance(each, str) or _is_ids(each) for each in value):
+    if not all(isinstance(each, str) or is_ids(each) for each in value):
         raise ValueError("a text, a list of token ids, or a list of either was expected")
     return tuple(each if isinstance(each, str) else tuple(each) for each in value)
 
 
-def _is_ids(value: Any) -> bool:
+def is_ids(value: Any) -> bool:
+    """Return whether a value is a list of at least one whole number."""
     return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
 
 

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from octavo.errors import InvalidParameterError
 from octavo.server.protocol_chat import MAX_MESSAGES, ChatMessage, Tool
+from octavo.server.protocol_completions import is_ids
 from octavo.server.protocol_structured import NullsAbsent
+
+MAX_IDS = 2**20
+
+
+def _read_ids(value: Any) -> list[int]:
+    # Not pydantic's own list: it holds the interpreter's lock for as long as it reads.
+    if value != [] and not is_ids(value):
+        raise ValueError("a list of token ids was expected")
+    if len(value) > MAX_IDS:
+        raise ValueError(f"{len(value):,} token ids, at most {MAX_IDS:,} are spelled at a time")
+    return list(value)
+
+
+TokenIds = Annotated[
+    list[int], PlainValidator(_read_ids), WithJsonSchema({"type": "array", "items": {"type": "integer"}})
+]
 
 
 class TokenizeRequest(NullsAbsent):
@@ -37,4 +54,4 @@ class DetokenizeRequest(NullsAbsent):
     """Token ids whose text is wanted."""
 
     model: str | None = None
-    tokens: list[int] = Field(max_length=4 * 1024 * 1024, fail_fast=True)
+    tokens: TokenIds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -14,7 +13,7 @@ from octavo.server.answers import Answers, while_connected
 from octavo.server.chat import Chat
 from octavo.server.completions import Completion
 from octavo.server.errors import renamed, to_api_error
-from octavo.server.json_body import StrictRoute, json_response
+from octavo.server.json_body import StrictRoute, json_response, large_json_response
 from octavo.server.protocol_answers import ERRORS, ChatAnswer, CompletionAnswer, ModelCard, ModelList
 from octavo.server.protocol_chat import ChatRequest
 from octavo.server.protocol_completions import CompletionRequest
@@ -129,4 +128,4 @@ async def _answer(
     params = call.messages[0].params
     if params.logprobs is None and params.prompt_logprobs is None:
         return json_response(whole)
-    return await asyncio.to_thread(json_response, whole)  # scores are megabytes, and others' streams go on
+    return await large_json_response(whole)

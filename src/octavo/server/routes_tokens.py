@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from octavo.server.json_body import StrictRoute, json_response
+from octavo.server.json_body import StrictRoute, json_response, large_json_response
 from octavo.server.protocol_answers import ERRORS, DetokenizeAnswer, TokenizeAnswer
 from octavo.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
 from octavo.server.service import Service
@@ -23,25 +23,29 @@ def router(service: Service) -> APIRouter:
         """Return the token ids that a prompt or chat has here, BOS and all."""
         service.check_model(body.model)
         body.check()
-        ids = await service.text.run(lambda: _ids(service, body))
-        answer: dict[str, Any] = {
-            "count": len(ids),
-            "max_model_len": service.llm.resolved.max_model_len,
-            "tokens": list(ids),
-        }
-        if body.return_token_strs:
-            answer["token_strs"] = [tokenizer.token(token_id) or "" for token_id in ids]
-        return json_response(answer)
+        num_chars = len(body.prompt or "")
+        return await large_json_response(await service.text.run(lambda: _tokenized(service, body), num_chars=num_chars))
 
     @routes.post("/detokenize", response_model=DetokenizeAnswer)
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Return the text of token ids, special tokens included."""
         service.check_model(body.model)
-        tokenizer.check_ids(body.tokens, param="tokens")
-        text = await service.text.run(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False))
-        return json_response({"prompt": text})
+
+        def work() -> str:
+            tokenizer.check_ids(body.tokens, param="tokens")
+            return tokenizer.decode(body.tokens, skip_special_tokens=False)
+
+        return json_response({"prompt": await service.text.run(work, num_chars=len(body.tokens))})
 
     return routes
+
+
+def _tokenized(service: Service, body: TokenizeRequest) -> dict[str, Any]:
+    ids = _ids(service, body)
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.llm.resolved.max_model_len, "tokens": ids}
+    if body.return_token_strs:
+        answer["token_strs"] = [service.llm.tokenizer.token(token_id) or "" for token_id in ids]
+    return answer
 
 
 def _ids(service: Service, body: TokenizeRequest) -> tuple[int, ...]:

@@ -40,6 +40,8 @@ class Service:
         self.settings = settings
         self.names = settings.served_model_name or (served_name(llm.model_name),)
         self.text = TextPool()
+        # A pool of its own, of one thread: whoever sends large bodies waits for others who do, and for nobody else.
+        self.bodies = TextPool(1)
         self.ids = ClientIds()
         self.fingerprint = _fingerprint(llm)
         form = settings.tool_call_parser

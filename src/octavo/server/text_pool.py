@@ -30,8 +30,8 @@ class TextPool:
     templates have: both are limited.
     """
 
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="octavo-text", initializer=_stand_back)
+    def __init__(self, num_threads: int = NUM_THREADS) -> None:
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="octavo-text", initializer=_stand_back)
         self._num_pending = 0
         self._num_chars = 0
 
