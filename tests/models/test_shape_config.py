@@ -74,7 +74,7 @@ def test_refusal_of_an_architecture_lists_the_known_ones():
         ("llama-3-8b", {"num_key_value_heads": 64}, "32 attention heads cannot share 64"),
         ("qwen3-8b", {"head_dim": ABSENT}, "head_dim is missing"),
         ("mixtral-8x7b", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, of 8 experts"),
-        ("gemma-2-2b", {"sliding_window": None}, "sliding_window is missing"),
+        ("gemma-2-2b", {"sliding_window": None}, "sliding_window is null"),
         ("gpt-oss-20b", {"layer_types": ["full_attention"]}, "layer_types is not a list of 24"),
         ("deepseek-v3", {"kv_lora_rank": None}, "kv_lora_rank is missing"),
         ("mimo-v2-flash", {"moe_layer_freq": [1]}, "moe_layer_freq is not a list of 48"),

@@ -216,25 +216,34 @@ def _llama_windows(fields: Fields, num_layers: int) -> Windows:
 
 def _mistral_windows(fields: Fields, num_layers: int) -> Windows:
     # Without the field the family's default counts; `null` is how later files say that there is no window.
-    default = None if "sliding_window" in fields.names else 4096
-    window = fields.whole("sliding_window", default) if default or "sliding_window" in fields else None
+    window = None if _is_null_window(fields) else fields.whole("sliding_window", 4096)
     return _by_layer_type(fields, num_layers, window, (window is not None,) * num_layers)
 
 
 def _qwen_windows(fields: Fields, num_layers: int) -> Windows:
     """Qwen files carry window fields that `use_sliding_window` switches off; windowed layers are the last ones."""
-    if not fields.flag("use_sliding_window", default=False) or "sliding_window" not in fields:
+    window = _switched_window(fields)
+    if window is None:
         return _by_layer_type(fields, num_layers, None, (False,) * num_layers)
     first = fields.whole("max_window_layers", 28, minimum=0)
-    window = fields.whole("sliding_window")
     return _by_layer_type(fields, num_layers, window, tuple(layer >= first for layer in range(num_layers)))
 
 
 def _qwen_moe_windows(fields: Fields, num_layers: int) -> Windows:
     """As `_qwen_windows`, but all layers or none: `max_window_layers` is in files, and nothing looks at it."""
-    has_window = fields.flag("use_sliding_window", default=False) and "sliding_window" in fields
-    window = fields.whole("sliding_window") if has_window else None
-    return _by_layer_type(fields, num_layers, window, (has_window,) * num_layers)
+    window = _switched_window(fields)
+    return _by_layer_type(fields, num_layers, window, (window is not None,) * num_layers)
+
+
+def _switched_window(fields: Fields) -> int | None:
+    """Return the window where `use_sliding_window` says that there is one; the family has one without the field."""
+    if not fields.flag("use_sliding_window", default=False):
+        return None
+    return None if _is_null_window(fields) else fields.whole("sliding_window", 4096)
+
+
+def _is_null_window(fields: Fields) -> bool:
+    return "sliding_window" in fields.names and "sliding_window" not in fields
 
 
 def _by_layer_type(fields: Fields, num_layers: int, window: int | None, is_windowed: tuple[bool, ...]) -> Windows:
@@ -263,18 +272,24 @@ def _optional_windows(fields: Fields, num_layers: int) -> Windows:
 
 def _gemma2_windows(fields: Fields, num_layers: int) -> Windows:
     """Every other layer sees a window, the first one too."""
-    window = fields.whole("sliding_window", 4096)
+    window = _gemma_window(fields)
     return _by_layer_type(fields, num_layers, window, tuple(layer % 2 == 0 for layer in range(num_layers)))
 
 
 def _gemma3_windows(fields: Fields, num_layers: int) -> Windows:
     """One layer in six sees everything, or what `layer_types` says."""
-    window = fields.whole("sliding_window", 4096)
+    window = _gemma_window(fields)
     types = fields.raw("layer_types")
     if isinstance(types, list) and len(types) == num_layers:
         return _by_layer_type(fields, num_layers, window, tuple(each == "sliding_attention" for each in types))
-    period = fields.whole("sliding_window_pattern", fields.whole("_sliding_window_pattern", 6))
+    period = fields.whole("sliding_window_pattern", 6)
     return _by_layer_type(fields, num_layers, window, tuple((layer + 1) % period != 0 for layer in range(num_layers)))
+
+
+def _gemma_window(fields: Fields) -> int:
+    if _is_null_window(fields):
+        raise fields.error("sliding_window", "is null", because="layers of this family have a window")
+    return fields.whole("sliding_window", 4096)
 
 
 _GPT2_NAMES = {

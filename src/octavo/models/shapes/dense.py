@@ -12,6 +12,9 @@ from octavo.models.shapes.layer_windows import (
     mistral_windows,
     qwen_windows,
     sliding_windows,
+    smollm3_windows,
+    uniform_windows,
+    window_of,
 )
 from octavo.models.shapes.parts import Attention, add_gated_mlp
 
@@ -41,14 +44,13 @@ def draft_mistral(fields: Fields) -> ShapeDraft:
 def draft_ministral(fields: Fields) -> ShapeDraft:
     """Ministral: windows in the layers that the file lists."""
     draft = ShapeDraft(fields)
-    return _gated(draft, windows=sliding_windows(draft, fields.whole("sliding_window")))
+    return _gated(draft, windows=sliding_windows(draft, window_of(fields, 4096)))
 
 
 def draft_ministral3(fields: Fields) -> ShapeDraft:
-    """Ministral 3: no windows."""
+    """Ministral 3: no windows, or one in every layer."""
     draft = ShapeDraft(fields)
-    window = fields.whole("sliding_window") if "sliding_window" in fields else None
-    return _gated(draft, windows=sliding_windows(draft, window))
+    return _gated(draft, windows=uniform_windows(draft, window_of(fields)))
 
 
 def draft_qwen2(fields: Fields) -> ShapeDraft:
@@ -69,8 +71,7 @@ def draft_qwen3(fields: Fields) -> ShapeDraft:
 def draft_phi3(fields: Fields) -> ShapeDraft:
     """Phi 3 and Phi 4: a window in files that have one."""
     draft = ShapeDraft(fields)
-    window = fields.whole("sliding_window") if "sliding_window" in fields else None
-    return _gated(draft, windows=sliding_windows(draft, window))
+    return _gated(draft, windows=uniform_windows(draft, window_of(fields)))
 
 
 def draft_gemma(fields: Fields) -> ShapeDraft:
@@ -91,7 +92,7 @@ def draft_gemma3(fields: Fields) -> ShapeDraft:
     draft = ShapeDraft(fields.with_defaults(_GEMMA3_TEXT), default_max_position=131_072)
     return _gated(
         draft,
-        windows=alternating_windows(draft, period=6),
+        windows=alternating_windows(draft, period=6, pattern_field="sliding_window_pattern"),
         has_qk_norm=True,
         layer_norms=SANDWICH_NORMS,
         is_tied_by_default=True,
@@ -117,7 +118,7 @@ def draft_smollm3(fields: Fields) -> ShapeDraft:
     has_bias = fields.flag("attention_bias", default=False)
     return _gated(
         draft,
-        windows=qwen_windows(draft),
+        windows=smollm3_windows(draft),
         has_qkv_bias=has_bias,
         has_output_bias=has_bias,
         has_mlp_bias=fields.flag("mlp_bias", default=False),
@@ -189,7 +190,7 @@ def draft_cohere2(fields: Fields) -> ShapeDraft:
     has_bias = fields.flag("attention_bias", default=False)
     return _gated(
         draft,
-        windows=alternating_windows(draft, period=4),
+        windows=alternating_windows(draft, period=4, pattern_field="sliding_window_pattern"),
         has_qkv_bias=has_bias,
         has_output_bias=has_bias,
         layer_norms=("input_layernorm",),
@@ -215,14 +216,14 @@ def draft_glm4(fields: Fields) -> ShapeDraft:
 
 
 def draft_exaone4(fields: Fields) -> ShapeDraft:
-    """EXAONE 4: norms after attention and MLP, norms on q and k; windows where the file lists them."""
+    """EXAONE 4: norms after attention and MLP, norms on q and k; three sliding layers of four, or none."""
     draft = ShapeDraft(fields)
-    window = fields.whole("sliding_window") if "sliding_window" in fields else None
-    if window is not None and "layer_types" not in fields:
-        raise fields.error("layer_types", "is missing", because="sliding_window is there")
+    is_windowed = window_of(fields, 4096) is not None
     return _gated(
         draft,
-        windows=sliding_windows(draft, window),
+        windows=alternating_windows(draft, period=4, pattern_field="sliding_window_pattern")
+        if is_windowed
+        else full_windows(draft),
         has_qk_norm=True,
         layer_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     )

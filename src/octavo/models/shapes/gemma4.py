@@ -19,8 +19,9 @@ def draft_gemma4(fields: Fields) -> ShapeDraft:
     The last `num_kv_shared_layers` layers read the cache of an earlier layer: they have no k and v and keep nothing.
     """
     draft = ShapeDraft(fields)
-    windows = alternating_windows(draft, period=6)
-    sliding, full = _attentions(draft, window=fields.whole("sliding_window"))
+    # The last layer sees all, whatever a list of kinds says of it.
+    windows = (*alternating_windows(draft, period=6, default=512)[:-1], None)
+    sliding, full = _attentions(draft, window=fields.whole("sliding_window", 512))
     is_mixture = fields.flag("enable_moe_block", default="num_experts" in fields)
     num_shared = fields.whole("num_kv_shared_layers", 0, minimum=0)
     extra_width = fields.whole("hidden_size_per_layer_input", 0, minimum=0)

@@ -9,11 +9,13 @@ from octavo.models.shapes.draft import ShapeDraft, first_whole
 from octavo.models.shapes.layer_windows import (
     Windows,
     alternating_windows,
+    dots_windows,
     full_windows,
     layer_types_of,
-    mistral_windows,
-    qwen_windows,
-    typed_windows,
+    qwen2_moe_windows,
+    qwen3_moe_windows,
+    uniform_windows,
+    window_of,
 )
 from octavo.models.shapes.parts import Attention, add_experts, add_gated_mlp
 
@@ -24,7 +26,9 @@ ACTIVE_COUNTS = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_t
 def draft_mixtral(fields: Fields) -> ShapeDraft:
     """Mixtral: experts as wide as a dense MLP."""
     draft = ShapeDraft(fields)
-    return _mixture(draft, windows=mistral_windows(draft), mlp=all_experts(fields, "intermediate_size"))
+    return _mixture(
+        draft, windows=uniform_windows(draft, window_of(fields)), mlp=all_experts(fields, "intermediate_size")
+    )
 
 
 def draft_qwen2_moe(fields: Fields) -> ShapeDraft:
@@ -32,7 +36,7 @@ def draft_qwen2_moe(fields: Fields) -> ShapeDraft:
     draft = ShapeDraft(fields)
     return _mixture(
         draft,
-        windows=qwen_windows(draft),
+        windows=qwen2_moe_windows(draft),
         mlp=qwen_experts(fields),
         has_qkv_bias=fields.flag("qkv_bias", default=True),
     )
@@ -44,7 +48,7 @@ def draft_qwen3_moe(fields: Fields) -> ShapeDraft:
     has_bias = fields.flag("attention_bias", default=False)
     return _mixture(
         draft,
-        windows=qwen_windows(draft),
+        windows=qwen3_moe_windows(draft),
         mlp=qwen_experts(fields),
         has_qkv_bias=has_bias,
         has_output_bias=has_bias,
@@ -105,12 +109,12 @@ def draft_glm4_moe(fields: Fields) -> ShapeDraft:
 
 
 def draft_dots1(fields: Fields) -> ShapeDraft:
-    """dots.llm1: as GLM 4.5, with norms on q and k."""
+    """dots.llm1: as GLM 4.5, with norms on q and k; windows where layers are left over for them."""
     draft = ShapeDraft(fields)
     has_bias = fields.flag("attention_bias", default=False)
     return _mixture(
         draft,
-        windows=full_windows(draft),
+        windows=dots_windows(draft),
         mlp=dense_then_experts(fields),
         has_qkv_bias=has_bias,
         has_output_bias=has_bias,
@@ -121,9 +125,7 @@ def draft_dots1(fields: Fields) -> ShapeDraft:
 def draft_gpt_oss(fields: Fields) -> ShapeDraft:
     """gpt-oss: biases everywhere, a sink logit per head, every second layer slides over 128 tokens."""
     draft = ShapeDraft(fields)
-    window = fields.whole("sliding_window", 128)
-    types = layer_types_of(fields, draft.num_layers, known=("full_attention", "sliding_attention"))
-    windows = alternating_windows(draft, period=2) if types is None else typed_windows(fields, types, window)
+    windows = alternating_windows(draft, period=2, default=128)
     width, num_experts, num_active = fields.whole("intermediate_size"), num_experts_of(fields), num_active_of(fields)
 
     def add_mlp(draft: ShapeDraft, layer: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from octavo.models.fields import Fields
 from octavo.models.shapes.decoder import add_decoder, head_dim_of, num_kv_heads_of
 from octavo.models.shapes.draft import ShapeDraft
-from octavo.models.shapes.layer_windows import full_windows, sliding_windows
+from octavo.models.shapes.layer_windows import full_windows, uniform_windows, window_of
 from octavo.models.shapes.parts import Attention, add_plain_mlp
 
 
@@ -13,7 +13,7 @@ def draft_starcoder2(fields: Fields) -> ShapeDraft:
     """StarCoder 2: LayerNorms, biases, an MLP without gate, a window in every layer."""
     draft = ShapeDraft(fields)
     has_bias = fields.flag("use_bias", default=True)
-    windows = sliding_windows(draft, fields.whole("sliding_window") if "sliding_window" in fields else None)
+    windows = uniform_windows(draft, window_of(fields))
     return add_decoder(
         draft,
         attention=lambda layer: Attention(
