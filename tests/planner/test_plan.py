@@ -481,3 +481,18 @@ def test_more_memory_than_seats_can_use_is_told():
     assert less.kv_pool_bytes < roomy.kv_pool_bytes
     assert less.max_concurrency >= 16
     assert less.kv_pool_bytes % MIB == 0
+
+
+def test_layers_that_are_skipped_cost_their_own_bytes_in_their_own_group():
+    """Gemma 2 2B: 13 sliding layers, the first among them, and 13 full ones, each of 4 heads of 256."""
+    coded, plain = 4 * 2 * (256 + 2), 4 * 2 * 256 * 2  # codes of a byte and a scale of two, or 16 bits
+    asked = {"model": "gemma-2-2b", "memory": "16GiB", "kv_cache_dtype": "int8", "max_model_len": 8192}
+
+    def token_bytes(**more: object) -> dict[str, int]:
+        found = plan_for(question(**asked, **more))
+        assert found.kv_bytes_per_token == sum(group.token_bytes for group in found.groups)
+        return {group.name.split()[0]: group.token_bytes for group in found.groups}
+
+    assert token_bytes() == {"sliding": 13 * coded, "full": 13 * coded}
+    skipped = token_bytes(kv_cache_dtype_skip_layers="0,1,2")
+    assert skipped == {"sliding": 11 * coded + 2 * plain, "full": 12 * coded + plain}

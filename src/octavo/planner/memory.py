@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 from octavo.config.engine import KVDtype
 from octavo.models.arena import lay_out
-from octavo.models.kv_record import kv_record, row_bytes
+from octavo.models.kv_record import kv_record, layer_dtypes, row_bytes
 from octavo.models.program import Program
+from octavo.models.sparse import bounds_bytes
 from octavo.models.spec import KVGroup, ModelSpec
 from octavo.models.tensor_entry import TensorEntry
 from octavo.models.tensor_kinds import TensorKind
@@ -113,6 +114,17 @@ def kv_shape(spec: ModelSpec, *, kv_dtype: KVDtype, block_size: int, skip_layers
         block_size=block_size,
         token_layer_bytes=token_layer_bytes,
         token_extra_bytes=record.block_bytes // block_size - layers_per_group * token_layer_bytes,
+    )
+
+
+def layer_token_bytes(
+    spec: ModelSpec, *, kv_dtype: KVDtype, block_size: int, skip_layers: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """Return the bytes that one token leaves in each layer: scales and bounds included, padding of records not."""
+    dtypes = layer_dtypes(spec.num_layers, kv_dtype, skip_layers)
+    return tuple(
+        2 * spec.num_kv_heads * row_bytes(dtype, spec.head_dim) + bounds_bytes(spec, layer, block_size) // block_size
+        for layer, dtype in enumerate(dtypes)
     )
 
 

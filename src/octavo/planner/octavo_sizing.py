@@ -5,16 +5,24 @@ Where it does not fit, the parts are still told, so that a person sees what is i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from octavo.config.engine import EngineConfig
 from octavo.config.machine import Machine
 from octavo.config.resolved import ResolvedConfig
 from octavo.errors import CapacityError
+from octavo.models.spec import ModelSpec
 from octavo.planner.capacity import usable_memory
 from octavo.planner.estimate import exact
-from octavo.planner.memory import KVShape, activation_bytes, kv_shape, max_selected_rows, overhead_bytes
+from octavo.planner.memory import (
+    KVShape,
+    activation_bytes,
+    kv_shape,
+    layer_token_bytes,
+    max_selected_rows,
+    overhead_bytes,
+)
 from octavo.planner.resolve import ModelFacts, Purpose, resolve
 from octavo.planner.sizing import GroupCost, Sizing
 
@@ -26,12 +34,12 @@ class OctavoKVCosts:
     """Implements `KVCosts` with the shape that the pool is made of.
 
     Args:
-        layer_counts: For each kind of layer, by its window, how many there are.
+        layers: For each kind of layer, by its window, the bytes that a token leaves in each layer of it.
         max_num_batched_tokens: A step may hold so many tokens beside a window.
     """
 
     shape: KVShape
-    layer_counts: Mapping[int | None, int]
+    layers: Mapping[int | None, Sequence[int]]
     max_num_batched_tokens: int
 
     @property
@@ -48,14 +56,14 @@ class OctavoKVCosts:
 
     @property
     def groups(self) -> tuple[GroupCost, ...]:
-        return tuple(self._cost(window, num_layers) for window, num_layers in self.layer_counts.items())
+        return tuple(self._cost(window, token_bytes) for window, token_bytes in self.layers.items())
 
-    def _cost(self, window: int | None, num_layers: int) -> GroupCost:
-        num_groups = -(-num_layers // self.shape.layers_per_group)
+    def _cost(self, window: int | None, token_bytes: Sequence[int]) -> GroupCost:
+        num_groups = -(-len(token_bytes) // self.shape.layers_per_group)
         return GroupCost(
             name="full attention" if window is None else f"sliding window of {window:,}" + self._sinks(),
-            num_layers=num_layers,
-            token_bytes=num_layers * self.shape.token_layer_bytes + num_groups * self.shape.token_extra_bytes,
+            num_layers=len(token_bytes),
+            token_bytes=sum(token_bytes),
             block_bytes=num_groups * self.shape.block_bytes,
         )
 
@@ -127,7 +135,15 @@ def size_octavo(config: EngineConfig, machine: Machine, model: ModelFacts, *, pu
         ),
         kv=OctavoKVCosts(
             shape=shape,
-            layer_counts=_layer_counts(model),
+            layers=_by_window(
+                model.spec,
+                layer_token_bytes(
+                    model.spec,
+                    kv_dtype=limits.kv_cache_dtype,
+                    block_size=limits.block_size,
+                    skip_layers=limits.kv_cache_dtype_skip_layers,
+                ),
+            ),
             max_num_batched_tokens=limits.max_num_batched_tokens,
         ),
         num_blocks=shown.num_blocks if shown else 0,
@@ -161,11 +177,10 @@ def _with_room(config: EngineConfig, machine: Machine, model: ModelFacts, purpos
     return resolve(unsized, replace(machine, available_bytes=2**60), model, purpose=purpose)
 
 
-def _layer_counts(model: ModelFacts) -> dict[int | None, int]:
-    groups = model.spec.kv_groups
-    if not groups:
-        return {None: model.spec.num_layers}
-    counts: dict[int | None, int] = {}
-    for group in groups:
-        counts[group.window] = counts.get(group.window, 0) + len(group.layers)
-    return counts
+def _by_window(spec: ModelSpec, token_bytes: Sequence[int]) -> dict[int | None, list[int]]:
+    if not spec.kv_groups:
+        return {None: list(token_bytes)}
+    layers: dict[int | None, list[int]] = {}
+    for group in spec.kv_groups:
+        layers.setdefault(group.window, []).extend(token_bytes[layer] for layer in group.layers)
+    return layers
