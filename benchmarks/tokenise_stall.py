@@ -4,7 +4,8 @@
 
 One greedy stream, first alone, then while another client keeps sending one large request after the other: a megabyte of
 text for `/tokenize`, which answers with all its token ids, and for `/v1/completions`, which says that it is too long;
-and four megabytes of JSON in as many small values as they can hold: token ids, messages, parts of a message, tools.
+four megabytes of JSON in as many small values as they can hold: token ids, messages, parts of a message, tools; and a
+request for 260,000 log-probabilities.
 A gap is between two pieces of text as the client gets them.
 """
 
@@ -53,7 +54,9 @@ def _repeated(path: str, status: int, *, before: str, each: str, after: str, mos
 
 
 _USER = '{"role": "user", "content": "a"}'
+_SCORES = {"prompt": [9] * 255, "echo": True, "logprobs": 1023, "max_tokens": 0}
 LARGE: Mapping[str, Callable[[], Large]] = {
+    "log-probabilities": lambda: Large(path="/v1/completions", body=json.dumps(_SCORES).encode(), status=200),
     "tokenize": lambda: _text("/tokenize", 200),
     "completions": lambda: _text("/v1/completions", 400),
     "ids to detokenize": lambda: _repeated(

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from octavo.core.step import TokenLogprobs
@@ -16,8 +17,9 @@ from octavo.engine.messages import EngineRequest, OutputDelta
 from octavo.llm.prompts import TokenizedPrompt
 from octavo.runtime.tokenizer import Tokenizer
 from octavo.server.answers import Answers, Usage
-from octavo.server.logprobs import TokenSpelling, chat_logprobs, prompt_logprobs
+from octavo.server.logprobs import TokenSpelling, aside_if_many, chat_logprobs, count_scores, prompt_logprobs
 from octavo.server.protocol_chat import ChatRequest
+from octavo.server.score_limits import count_output_scores, count_prompt_scores
 from octavo.server.service import Service
 from octavo.server.stream import DONE, event
 from octavo.server.tool_calls import CallList, SaidAsCalls, required_calls
@@ -108,15 +110,18 @@ class Chat:
     ) -> None:
         self._service = service
         self._body = body
-        if body.prompt_logprobs is not None:
-            service.check_scores(len(prompt.token_ids) * (body.prompt_logprobs + 1), "prompt_logprobs")
+        params = body.sampling_params(required_calls(body, service.tool_format))
+        length, longest_tokens = len(prompt.token_ids), service.llm.longest_request_tokens
+        asked_by = "top_logprobs" if body.top_logprobs else "logprobs"
+        self.num_scores = count_prompt_scores(params, length, param="prompt_logprobs")
+        self.num_scores += count_output_scores(params, [length], longest_tokens=longest_tokens, param=asked_by)
         head = {"id": request_id, "created": int(time.time()), "model": model}
         self._head = {**head, "system_fingerprint": service.fingerprint}
         self.messages = [
             EngineRequest(
                 request_id=request_id,
                 prompt_token_ids=prompt.token_ids,
-                params=body.sampling_params(required_calls(body, service.tool_format)),
+                params=params,
                 priority=body.priority,
                 cache_salt=cache_salt,
             )
@@ -132,7 +137,8 @@ class Chat:
             async for _, delta in answers:
                 self._usage.take(0, delta)
                 scores += delta.prompt_logprobs
-                for piece in self._choices[delta.index].push(delta):
+                push = partial(self._choices[delta.index].push, delta)
+                for piece in await aside_if_many(count_scores(delta.logprobs), push):
                     choices[delta.index].add(piece)
         finally:
             answers.close()
@@ -159,17 +165,23 @@ class Chat:
         try:
             async for _, delta in answers:
                 self._usage.take(0, delta)
-                choice = self._choices[delta.index]
-                made = [] if choice.has_begun else [_chunk_choice(delta.index, {"role": "assistant", "content": ""})]
-                choice.has_begun = True
-                made += [_piece_choice(delta.index, piece) for piece in choice.push(delta)]
-                if made:
-                    yield "".join(event({**head, "choices": [each], **usage}) for each in made)
+                events = await aside_if_many(
+                    count_scores(delta.logprobs), partial(self._events, delta, {**head, **usage})
+                )
+                if events:
+                    yield events
             if self._body.includes_usage:
                 yield event({**head, "choices": [], "usage": self._usage.body()})
             yield DONE
         finally:
             answers.close()
+
+    def _events(self, delta: OutputDelta, around: Mapping[str, Any]) -> str:
+        choice = self._choices[delta.index]
+        made = [] if choice.has_begun else [_chunk_choice(delta.index, {"role": "assistant", "content": ""})]
+        choice.has_begun = True
+        made += [_piece_choice(delta.index, piece) for piece in choice.push(delta)]
+        return "".join(event({**around, "choices": [each]}) for each in made)
 
 
 def _piece_choice(index: int, piece: Piece) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,8 +19,15 @@ from octavo.engine.messages import EngineRequest, OutputDelta
 from octavo.llm.prompts import TokenizedPrompt
 from octavo.runtime.tokenizer import Tokenizer
 from octavo.server.answers import Answers, Usage
-from octavo.server.logprobs import TokenSpelling, completion_logprobs, prompt_logprobs
+from octavo.server.logprobs import (
+    TokenSpelling,
+    aside_if_many,
+    completion_logprobs,
+    count_scores,
+    prompt_logprobs,
+)
 from octavo.server.protocol_completions import CompletionRequest
+from octavo.server.score_limits import count_output_scores, count_prompt_scores
 from octavo.server.service import Service
 from octavo.server.stream import DONE, event
 
@@ -66,7 +74,7 @@ class _Choice:
         self._tokenizer = tokenizer
         self._scores = scores
         self._held: list[OutputDelta] = []
-        self._has_echoed = not body.echo
+        self.has_echoed = not body.echo
         self._spelling = TokenSpelling(
             tokenizer,
             skips_special=body.skip_special_tokens,
@@ -81,10 +89,10 @@ class _Choice:
 
     def release(self) -> list[Piece]:
         """Return what has been held back, once the prompt's scores are complete."""
-        if not self._held or (not self._has_echoed and not self._scores.are_complete):
+        if not self._held or (not self.has_echoed and not self._scores.are_complete):
             return []  # an echo tells the scores of the whole prompt, and they come in parts
-        pieces = [] if self._has_echoed else [self._echo()]
-        self._has_echoed = True
+        pieces = [] if self.has_echoed else [self._echo()]
+        self.has_echoed = True
         for held in self._held:
             pieces += self._pieces(held)
         self._held = []
@@ -167,10 +175,11 @@ class Completion:
             "system_fingerprint": service.fingerprint,
         }
         params = body.sampling_params()
-        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        if params.prompt_logprobs is not None:
-            asked_by = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
-            service.check_scores(num_prompt_tokens * (params.prompt_logprobs + 1) * body.n, asked_by)
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        asked_by = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        self.num_scores = count_prompt_scores(params, sum(lengths), param=asked_by, num_listed=body.n)
+        longest_tokens = service.llm.longest_request_tokens
+        self.num_scores += count_output_scores(params, lengths, longest_tokens=longest_tokens, param="logprobs")
         self.messages = [
             EngineRequest(
                 request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
@@ -190,7 +199,7 @@ class Completion:
             for is_first in [tokenizer.strips_leading_space and not self._has_text(prompt)]
             for _ in range(body.n)
         ]
-        self._usage = Usage(num_prompt_tokens)
+        self._usage = Usage(sum(lengths))
 
     def _has_text(self, prompt: TokenizedPrompt) -> bool:
         spelling = TokenSpelling(
@@ -205,7 +214,9 @@ class Completion:
         choices = [_Whole() for _ in self._choices]
         try:
             async for prompt_index, delta in answers:
-                for index, piece in self._push(prompt_index, delta):
+                for index, piece in await aside_if_many(
+                    self._num_scores(prompt_index, delta), partial(self._push, prompt_index, delta)
+                ):
                     choices[index].add(piece)
         finally:
             answers.close()
@@ -231,17 +242,31 @@ class Completion:
         usage = {"usage": None} if self._body.includes_usage else {}
         try:
             async for prompt_index, delta in answers:
-                events = [
-                    event({**self._head, "choices": [_chunk_choice(index, piece)], **usage})
-                    for index, piece in self._push(prompt_index, delta)
-                ]
+                events = await aside_if_many(
+                    self._num_scores(prompt_index, delta), partial(self._events, prompt_index, delta, usage)
+                )
                 if events:
-                    yield "".join(events)
+                    yield events
             if self._body.includes_usage:
                 yield event({**self._head, "choices": [], "usage": self._usage.body()})
             yield DONE
         finally:
             answers.close()
+
+    def _events(self, prompt_index: int, delta: OutputDelta, usage: Mapping[str, None]) -> str:
+        return "".join(
+            event({**self._head, "choices": [_chunk_choice(index, piece)], **usage})
+            for index, piece in self._push(prompt_index, delta)
+        )
+
+    def _num_scores(self, prompt_index: int, delta: OutputDelta) -> int:
+        """Return how many scores `_push` may have to write."""
+        num_scores = count_scores(delta.logprobs)
+        if self._body.logprobs is not None and not self._choices[prompt_index * self._body.n + delta.index].has_echoed:
+            num_scores += self._body.n * (
+                count_scores(self._scores[prompt_index].entries) + count_scores(delta.prompt_logprobs)
+            )
+        return num_scores
 
     def _push(self, prompt_index: int, delta: OutputDelta) -> list[tuple[int, Piece]]:
         """Take a delta; what it adds to which choice comes back, further answers that waited for scores included."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from octavo.core.step import TokenLogprobs
 from octavo.runtime.tokenizer import Tokenizer
 
+MANY_SCORES = 500
+"""A millisecond's work."""
+T = TypeVar("T")
 FLOOR = -9999.0
 """Written for minus infinity, which JSON has no word for. OpenAI and vLLM write the same number."""
 
@@ -73,6 +77,16 @@ class TokenSpelling:
     def _visible(self, token_id: int) -> bytes:
         is_hidden = self._skips_special and self._tokenizer.is_special(token_id)
         return b"" if is_hidden else self._tokenizer.token_bytes(token_id)
+
+
+def count_scores(entries: Sequence[TokenLogprobs]) -> int:
+    """Return how many candidates are listed, all entries being as long as the first."""
+    return len(entries) * (1 + len(entries[0].top)) if entries else 0
+
+
+async def aside_if_many(num_scores: int, write: Callable[[], T]) -> T:
+    """Write scores: here, or in a thread if there are so many that others would have to wait."""
+    return write() if num_scores < MANY_SCORES else await asyncio.to_thread(write)
 
 
 def as_number(logprob: float) -> float:

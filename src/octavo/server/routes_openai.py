@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -121,11 +122,13 @@ async def _answer(
     """Start a call's requests and answer it, whole or as a stream."""
     request.state.request_id = request.state.client_id or call.messages[0].request_id
     service.ids.note(request.state.client_id, call.messages[0].request_id)
-    answers = await while_connected(request, _start(service, call, structured_by=structured_by))
-    if is_stream:
-        return EventStream(call.chunks(answers), keep_alive_s=service.settings.keep_alive, on_end=answers.close)
-    whole = await while_connected(request, call.whole(answers))
-    params = call.messages[0].params
-    if params.logprobs is None and params.prompt_logprobs is None:
-        return json_response(whole)
-    return await large_json_response(whole)
+    with contextlib.ExitStack() as ending:
+        service.scores.hold(call.num_scores)
+        ending.callback(service.scores.release, call.num_scores)
+        answers = await while_connected(request, _start(service, call, structured_by=structured_by))
+        ending.callback(answers.close)
+        if is_stream:
+            end = ending.pop_all().close
+            return EventStream(call.chunks(answers), keep_alive_s=service.settings.keep_alive, on_end=end)
+        whole = await while_connected(request, call.whole(answers))
+        return await large_json_response(whole) if call.num_scores else json_response(whole)

@@ -16,6 +16,7 @@ from octavo.llm.prompts import TokenizedPrompt, tokenize
 from octavo.server.errors import ApiError, renamed
 from octavo.server.protocol_chat import ChatMessage, Tool
 from octavo.server.request_ids import ClientIds
+from octavo.server.score_limits import ScoreLimits
 from octavo.server.settings import ServerSettings
 from octavo.server.text_pool import TextPool
 from octavo.server.tool_parsers.describe import describe_tools
@@ -23,8 +24,6 @@ from octavo.server.tool_parsers.formats import detect_tool_format
 from octavo.version import __version__
 
 T = TypeVar("T")
-MAX_PROMPT_SCORES = 2**18
-"""Candidates for prompt tokens that one answer lists, all its choices together; some 20 MB of JSON."""
 
 
 class Service:
@@ -43,6 +42,7 @@ class Service:
         # A pool of its own, of one thread: whoever sends large bodies waits for others who do, and for nobody else.
         self.bodies = TextPool(1)
         self.ids = ClientIds()
+        self.scores = ScoreLimits()
         self.fingerprint = _fingerprint(llm)
         form = settings.tool_call_parser
         self.tool_format = detect_tool_format(llm.tokenizer.chat_template) if form == "auto" else form
@@ -125,23 +125,6 @@ class Service:
         if num_chars > self.settings.max_prompt_chars:
             raise InvalidParameterError(
                 f"{num_chars:,} characters, at most {self.settings.max_prompt_chars:,} are read", param=param
-            )
-
-    def check_scores(self, num_scores: int, param: str) -> None:
-        """Refuse a list of scores that would fill the memory, and hold up everyone while it is made.
-
-        Args:
-            num_scores: Candidates for tokens of the prompts, counted again for each choice that repeats them.
-
-        Raises:
-            InvalidParameterError: naming `param`.
-        """
-        if num_scores > MAX_PROMPT_SCORES:
-            raise InvalidParameterError(
-                f"the answer would list {num_scores:,} scores of prompt tokens",
-                param=param,
-                because=f"at most {MAX_PROMPT_SCORES:,} are listed, all choices together",
-                hints=("ask for fewer candidates, fewer answers, or send shorter prompts",),
             )
 
     def check_answers(self, num_prompts: int, n: int) -> None:
