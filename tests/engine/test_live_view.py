@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from base64 import b64decode
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,6 +90,7 @@ def test_blocks_and_tables_are_those_of_the_pool_through_a_whole_life() -> None:
         seen_states |= set(states(doc).values())
         assert tables(doc) == {v.request_id: [list(table) for table in v.tables] for v in snapshot.requests}
         check_states(doc, snapshot)
+        assert view._held.num_held == sum(bool(each) for v in snapshot.requests for table in v.tables for each in table)
     assert seen_states == {0, 1, 2, 3, 4}, "a state has not been seen"
     last = document(rig, view)
     assert last["requests"] == [] and last["totals"]["referenced_blocks"] == 0
@@ -343,6 +345,40 @@ def test_a_narrower_cache_is_advised_where_it_would_do() -> None:
         "60 preemptions a minute: the pool is short by up to 20 blocks for requests of up to 10; `--num-blocks 60`, "
         "`--max-num-seqs 4` or `--kv-cache-dtype int8` ends it"
     )
+
+
+def shared_advice_of(setup: CoreSetup, *, num_requests: int, **params: Any) -> tuple[list[str], int]:
+    """As `advice_of`, for requests that begin with the same ten blocks and go on with five of their own."""
+    rig, view = watched_rig(setup)
+    for index in range(num_requests):
+        own = [900 + index] if params.get("n") is None else []
+        rig.add(f"r{index}", [*range(40), *own], max_tokens=19, **params)
+    texts: list[str] = []
+    while rig.engine.has_unfinished:
+        rig.step(each_s=0.5)
+        texts += [text for text in document(rig, view)["advice"] if text not in texts]
+    return texts, rig.engine.metrics.num_preemptions
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "params"), [(10, {}), (1, {"n": 10, "temperature": 1.0, "seed": 1})], ids=["a prefix", "n answers"]
+)
+def test_what_requests_share_is_counted_once(num_requests: int, params: dict[str, Any]) -> None:
+    """Ten need 10 + 10 x 5 = 60 blocks together, and one while copies are made; one at a time, 150."""
+    setup = CoreSetup(num_blocks=40, max_num_seqs=10)
+    texts, num_preemptions = shared_advice_of(setup, num_requests=num_requests, **params)
+    assert num_preemptions > 0
+    last = texts[-1]
+    assert "of up to 15, " in last and "of them shared" in last
+
+    def ended_by(**changed: int) -> bool:
+        return shared_advice_of(replace(setup, **changed), num_requests=num_requests, **params)[1] == 0
+
+    num_blocks = int(last.partition("`--num-blocks ")[2].partition("`")[0])
+    assert num_blocks < 80, "half of what it would be without sharing"
+    assert ended_by(num_blocks=num_blocks)
+    max_num_seqs = int(last.partition("`--max-num-seqs ")[2].partition("`")[0])
+    assert max_num_seqs > 40 // 15 and ended_by(max_num_seqs=max_num_seqs)
 
 
 def test_nothing_is_said_when_there_is_nothing_to_say() -> None:

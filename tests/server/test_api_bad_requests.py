@@ -84,6 +84,13 @@ BAD = {
     "stream options alone": (CHAT, {"stream_options": {"include_usage": True}}, 400, "stream_options"),
     "min above max": (CHAT, {"min_tokens": 9, "max_tokens": 5}, 400, "min_tokens"),
     "empty salt": (CHAT, {"cache_salt": ""}, 400, "cache_salt"),
+    "messages once more": (CHAT, {"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
+    "tools as a variable": (CHAT, {"chat_template_kwargs": {"a": 1, "tools": []}}, 400, "chat_template_kwargs"),
+    "another bos": (CHAT, {"chat_template_kwargs": {"bos_token": "x"}}, 400, "chat_template_kwargs"),
+    "no prompt for the answer": (CHAT, {"chat_template_kwargs": {"add_generation_prompt": False}}, 400,
+                                 "chat_template_kwargs"),
+    "a template": (CHAT, {"chat_template_kwargs": {"chat_template": "x"}}, 400, "chat_template_kwargs"),
+    "variables that are none": (CHAT, {"chat_template_kwargs": [1]}, 400, "chat_template_kwargs"),
     "half a surrogate pair": (CHAT, user("\ud800"), 400, "messages"),
     "half a pair in a prompt": (TEXT, {"prompt": "\udfff"}, 400, "prompt"),
 }  # fmt: skip

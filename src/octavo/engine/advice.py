@@ -1,7 +1,8 @@
 """Advice: what the last minute says about the pool's size and the options that fit it.
 
-Each line has figures from the window, and options with values that follow from them. Only what is certain is said: a
-number of seats that no request of the size seen can overfill, a pool that holds as many as there are seats.
+Each line has figures from the window, and options with values that follow from them: a number of seats that no request
+of the size seen can overfill, a pool that holds as many as there are seats. Blocks that several requests hold count
+once, as far as requests have shared them in the window; where they come to share less, more is needed.
 """
 
 from __future__ import annotations
@@ -49,10 +50,21 @@ def advise(facts: PoolFacts, seconds: Sequence[Second]) -> Iterator[str]:
         yield from _use_free_blocks(facts, seconds, max_request_blocks)
 
 
+def _shared_blocks(seconds: Sequence[Second], max_request_blocks: int) -> int:
+    """Return how many of its blocks a request beyond the first has found held by others, on average."""
+    num_further_runs = sum(second.num_further_runs for second in seconds)
+    if not num_further_runs:
+        return 0
+    num_shared = sum(second.num_shared_holds for second in seconds) // num_further_runs
+    return min(num_shared, max_request_blocks - 1)
+
+
 def _end_preemptions(facts: PoolFacts, seconds: Sequence[Second], num_preemptions: int, max_request_blocks: int) -> str:
-    num_wanted = min(facts.max_num_seqs, max(second.max_wanting for second in seconds)) * max_request_blocks
+    num_shared = _shared_blocks(seconds, max_request_blocks)
+    num_own = max_request_blocks - num_shared
+    num_wanted = num_shared + num_own * min(facts.max_num_seqs, max(second.max_wanting for second in seconds))
     num_short = max(1, num_wanted - facts.num_blocks)
-    num_seats = max(1, facts.num_blocks // max_request_blocks)
+    num_seats = max(1, (facts.num_blocks - num_shared) // num_own)
     options = [f"`--num-blocks {facts.num_blocks + num_short}`"]
     if num_seats < facts.max_num_seqs:
         options.append(f"`--max-num-seqs {num_seats}`")
@@ -60,16 +72,18 @@ def _end_preemptions(facts: PoolFacts, seconds: Sequence[Second], num_preemption
         options.append(f"`--kv-cache-dtype {facts.narrower[0]}`")
     per_minute = max(1, round(60 * num_preemptions / len(seconds)))
     listed = options[0] if len(options) == 1 else f"{', '.join(options[:-1])} or {options[-1]}"
+    sharing = f", {num_shared:,} of them shared" if num_shared else ""
     return (
         f"{_count(per_minute, 'preemption')} a minute: the pool is short by up to {num_short:,} blocks for requests "
-        f"of up to {max_request_blocks:,}; {listed} ends it"
+        f"of up to {max_request_blocks:,}{sharing}; {listed} ends it"
     )
 
 
 def _use_free_blocks(facts: PoolFacts, seconds: Sequence[Second], max_request_blocks: int) -> Iterator[str]:
     num_waiting = min(second.num_waiting for second in seconds[-MIN_WINDOW_S:])
     usage_ratio = max(second.num_used_blocks for second in seconds) / facts.num_blocks
-    num_seats = facts.num_blocks // max_request_blocks
+    num_shared = _shared_blocks(seconds, max_request_blocks)
+    num_seats = (facts.num_blocks - num_shared) // (max_request_blocks - num_shared)
     is_full = min(second.num_running for second in seconds[-MIN_WINDOW_S:]) >= facts.max_num_seqs
     if num_waiting and is_full and usage_ratio < ROOMY_RATIO and num_seats > facts.max_num_seqs:
         yield (

@@ -23,6 +23,8 @@ class HeldBlocks:
         self._held: dict[RequestId, int] = {}
         self._peaks: dict[RequestId, int] = {}
         self._running: set[RequestId] = set()
+        self.num_held = 0
+        """Entries of all tables together: a shared block counts once for each of its holders."""
 
     def take(self, event: Event) -> None:
         """Fold one event. A request that ends is forgotten: ask for its peak before."""
@@ -44,7 +46,7 @@ class HeldBlocks:
                 self._running.discard(event.request_id)
             case RequestFinished():
                 self._running.discard(event.request_id)
-                self._held.pop(event.request_id, None)
+                self.num_held -= self._held.pop(event.request_id, 0)
                 self._peaks.pop(event.request_id, None)
             case _:
                 pass
@@ -55,6 +57,7 @@ class HeldBlocks:
 
     def _add(self, request_id: RequestId, num_blocks: int) -> None:
         held = self._held[request_id] = self._held.get(request_id, 0) + num_blocks
+        self.num_held += num_blocks
         assert held >= 0, f"{request_id} gave back more blocks than it held"
         if held > self._peaks.get(request_id, 0):
             self._peaks[request_id] = held

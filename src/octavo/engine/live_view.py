@@ -93,6 +93,7 @@ class LiveView:
                     copied.append(event.source)
                 case StepScheduled():
                     step = event
+                    self._take_sharing(event, second)
                 case _:
                     pass
         # A step's tokens come with the call after the one that tells of the step.
@@ -176,6 +177,12 @@ class LiveView:
         self._num_computing = step.num_tokens
         num_places = (step.num_usable_blocks - step.num_free_blocks) * self._facts.block_size
         self._empty_ratio = 1 - step.num_filled_places / num_places if num_places else 0.0
+
+    def _take_sharing(self, step: StepScheduled, second: Second) -> None:
+        # Both ends of a copy are referenced until it has been made, and one of them is in no table.
+        num_used_blocks = step.num_usable_blocks - step.num_free_blocks
+        second.num_shared_holds += max(0, self._held.num_held - num_used_blocks)
+        second.num_further_runs += max(0, step.num_running - 1)
 
     def _take_gauges(self, second: Second, step: StepScheduled | None) -> None:
         second.num_running, second.num_waiting = self._engine.num_running, self._engine.num_waiting

@@ -20,6 +20,8 @@ class Second:
         num_query_tokens, num_hit_tokens: Looked up in the prefix cache by first admissions, and found.
         num_preemptions: Requests that gave their blocks back because blocks were missing.
         max_request_blocks: Most blocks that a request has held which ended or was preempted.
+        num_shared_holds: Table entries beyond the first of each block, added up over the second's steps.
+        num_further_runs: Running requests beyond the first, added up over the same steps.
         num_running, num_waiting, num_used_blocks: Gauges.
         max_wanting: Most requests, running or waiting, at a time.
     """
@@ -31,6 +33,8 @@ class Second:
     num_hit_tokens: int = 0
     num_preemptions: int = 0
     max_request_blocks: int = 0
+    num_shared_holds: int = 0
+    num_further_runs: int = 0
     num_running: int = 0
     num_waiting: int = 0
     num_used_blocks: int = 0

@@ -41,6 +41,33 @@ def _read_content(value: Any) -> str:
     return "".join(texts)
 
 
+def _read_variables(value: Any) -> dict[str, Any]:
+    """Read more variables for the template; those that the server sets itself cannot be set again."""
+    if not isinstance(value, dict):
+        raise ValueError("an object was expected")  # noqa: TRY004 - pydantic wants it
+    for name in value:
+        if name in _OWN_VARIABLES:
+            raise ValueError(f"{name} is {_OWN_VARIABLES[name]}")
+    return value
+
+
+_MODELS_OWN = "the model's own, and cannot be another"
+_OWN_VARIABLES = {
+    "messages": "a field of its own",
+    "tools": "a field of its own",
+    "add_generation_prompt": "a field of its own",
+    "chat_template": "not taken: the model's own template is used",
+    "tokenize": "not taken: a chat is always read as tokens",
+    "raise_exception": "a function of the template",
+    "strftime_now": "a function of the template",
+    **{f"{kind}_token": _MODELS_OWN for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")},
+    "additional_special_tokens": _MODELS_OWN,
+}
+TemplateVariables = Annotated[
+    dict[str, Any],
+    PlainValidator(_read_variables),
+    WithJsonSchema({"type": "object", "additionalProperties": True, "description": "More variables for the template"}),
+]
 Content = Annotated[
     str,
     PlainValidator(_read_content),
@@ -164,7 +191,7 @@ class ChatRequest(RequestFields):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, description="More variables for the template")
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
 
     def sampling_params(self, required: StructuredOutput | None = None) -> SamplingParams:
         """Return the parameters of the chat's answers.

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from octavo.errors import InvalidParameterError
-from octavo.server.protocol_chat import MAX_MESSAGES, ChatMessage, Tool
+from octavo.server.protocol_chat import MAX_MESSAGES, ChatMessage, TemplateVariables, Tool
 from octavo.server.protocol_completions import is_ids
 from octavo.server.protocol_structured import NullsAbsent
 
@@ -38,7 +38,7 @@ class TokenizeRequest(NullsAbsent):
     add_special_tokens: bool | None = Field(default=None, description="Absent means true for a text, false for a chat")
     add_generation_prompt: bool = True
     return_token_strs: bool = False
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
 
     def check(self) -> None:
         """Refuse both and neither.
