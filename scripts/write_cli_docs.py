@@ -69,6 +69,7 @@ ENVIRONMENT = """
 `PIP_PROXY`, `PIP_TRUSTED_HOST`, `PIP_TIMEOUT`, `PIP_CONFIG_FILE` | where aliases are fetched from, as pip.conf says |
 | `http_proxy`, `https_proxy`, `no_proxy`, `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`, `NETRC` | as other tools read them |
 | `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_OFFLINE` | where hub ids are fetched from |
+| `HF_HUB_ETAG_TIMEOUT` | seconds that the hub may take to answer (5) |
 | `NO_COLOR` | no colour |
 """
 

@@ -68,6 +68,7 @@ CASES = [
         {"memory": "120MiB", "max_num_batched_tokens": 64, "sparse_blocks": 8, "kv_cache_dtype": "int8"},
         id="sparse reading",
     ),
+    pytest.param(TinyModel(), {"memory": "120MiB", "block_size": 10}, id="blocks that only the reference takes"),
 ]
 
 
@@ -106,7 +107,9 @@ def test_a_plan_says_what_a_start_does_to_the_byte(model, options, tmp_path):
         assert len(output.outputs[0].token_ids) == 1, "a run is as long as what is said to fit"
         assert plan.max_concurrency == plan.reserved_concurrency >= 1
     runner = llm.engine._runner
-    if resolved["runner"] == "native":
+    if resolved["runner"] == "reference":
+        assert plan.weight_bytes == sum(each.nbytes for each in runner._weights.values())
+    else:
         assert plan.activation_peak_bytes == runner.activation_bytes
         assert plan.kv_pool_bytes + READ_AHEAD_BYTES == runner.pool_bytes
         opened = open_model(tmp_path / "model")

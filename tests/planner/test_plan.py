@@ -496,3 +496,68 @@ def test_layers_that_are_skipped_cost_their_own_bytes_in_their_own_group():
     assert token_bytes() == {"sliding": 13 * coded, "full": 13 * coded}
     skipped = token_bytes(kv_cache_dtype_skip_layers="0,1,2")
     assert skipped == {"sliding": 11 * coded + 2 * plain, "full": 12 * coded + plain}
+
+
+OWN = (
+    {"attention_window": 1024},
+    {"attention_sinks": 4},
+    {"sparse_blocks": 8},
+    {"kv_cache_dtype_skip_layers": "0,1"},
+    {"threads": 4},
+    {"runner": "reference"},
+    {"purpose": "offline"},
+    {"kv_prefault": "true"},
+)
+
+
+@pytest.mark.parametrize("engine", ["auto", "vllm", "sglang"])
+@pytest.mark.parametrize("asked", OWN, ids=lambda asked: next(iter(asked)))
+def test_what_only_octavo_can_do_is_not_left_out_in_silence(asked, engine):
+    (name,) = asked
+    with pytest.raises(InvalidParameterError, match="has no such option") as caught:
+        plan_for(question(model="llama-3-8b", device="h100-80gb", engine=engine, **asked))
+    assert caught.value.param == name
+    assert f"leave out --{name.replace('_', '-')}" in caught.value.hints
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_a_kv_dtype_that_an_engine_lacks_gets_one_that_it_has(dtype):
+    with pytest.raises(InvalidParameterError, match=f"'{dtype}' is not a KV dtype of vllm") as caught:
+        plan_for(question(model="llama-3-8b", device="h100-80gb", kv_cache_dtype=dtype))
+    assert caught.value.hints == ("`--kv-cache-dtype fp8`",)
+
+
+def test_octavo_refuses_ways_to_pack_that_only_others_have():
+    with pytest.raises(InvalidParameterError, match="awq is for other engines"):
+        plan_for(question(model="smollm2-135m", weight_dtype="awq", memory="1GiB"))
+    with pytest.raises(InvalidParameterError, match="'fp8_e5m2' is not available"):
+        plan_for(question(model="smollm2-135m", kv_cache_dtype="fp8_e5m2", memory="1GiB"))
+    other = plan_for(question(model="llama-3-8b", device="h100-80gb", kv_cache_dtype="fp8_e5m2"))
+    assert "--kv-cache-dtype fp8_e5m2" in other.next_command
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"weight_dtype": "bf16", "seed": 3}, ("vllm serve", "--dtype bfloat16", "--seed 3")),
+        ({"weight_dtype": "fp8"}, ("--quantization fp8",)),
+        ({"weight_dtype": "bnb-nf4"}, ("--quantization bitsandbytes",)),
+        (
+            {"engine": "sglang", "weight_dtype": "f16", "kv_cache_memory": "20GiB", "enable_prefix_caching": "false"},
+            ("--dtype float16", "--max-total-tokens 163839", "--disable-radix-cache"),
+        ),
+    ],
+    ids=str,
+)
+def test_the_next_command_says_all_that_was_asked(asked, words):
+    found = plan_for(question(model="llama-3-8b", device="h100-80gb", **asked))
+    assert all(word in found.next_command for word in words), found.next_command
+
+
+@pytest.mark.parametrize("dtype", ["awq", "gptq", "int4", "q4_k"])
+def test_weights_that_have_to_be_packed_already_are_said_to_be_and_no_command_is_made_up(dtype):
+    found = plan_for(question(model="llama-3-8b", device="h100-80gb", weight_dtype=dtype))
+    assert not found.next_command
+    assert any(f"packed as {dtype}" in each.text for each in found.advice)
+    published = plan_for(question(model="gpt-oss-20b", device="h100-80gb", weight_dtype="mxfp4"))
+    assert published.next_command.startswith("vllm serve openai/gpt-oss-20b")

@@ -15,7 +15,7 @@ from octavo.models.load import OpenedModel
 from octavo.models.sparse import with_sparse_blocks
 from octavo.models.spec import ModelSpec
 from octavo.planner.memory import weight_bytes
-from octavo.planner.resolve import ModelFacts
+from octavo.planner.resolve import ModelFacts, why_not_native
 
 
 def as_read(facts: ModelFacts, config: EngineConfig) -> ModelFacts:
@@ -50,6 +50,7 @@ def facts_of(model: OpenedModel, config: EngineConfig, *, native_refusal: str = 
             that has its own.
     """
     spec, program = model.spec, model.program
+    native_refusal = why_not_native(config, native_refusal)
     if config.attention_window is not None:
         spec = windowed(spec, config)
         program = emit_decoder(spec)

@@ -88,6 +88,6 @@ def kv_format(engine: Engine, name: str = "auto", *, model_dtype: str = "bfloat1
             f"{quote(name)} is not a KV dtype of {engine}",
             param="kv-cache-dtype",
             because=f"it stores keys and values as {', '.join(known)}",
-            hints=(f"`--kv-cache-dtype {next(iter(known))}`",),
+            hints=(f"`--kv-cache-dtype {min(known, key=lambda each: known[each].element_bits)}`",),
         )
     return known[asked]

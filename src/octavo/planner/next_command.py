@@ -6,13 +6,16 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from octavo.config.engine import OPTIONS
-from octavo.planner.question import PlanQuestion
+from octavo.planner.question import PlanQuestion, default_of
 from octavo.planner.sizer import ranks
 from octavo.planner.sizing import Sizing
 from octavo.planner.subject import Subject
 from octavo.units import MIB
 
 _COMMANDS = {"serving": "octavo serve", "offline": "octavo generate"}
+_FLOATS = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_PACKED_AT_START = {"fp8": "fp8", "bnb-nf4": "bitsandbytes"}
+"""What engines make of 16-bit weights while they load; the rest has to be in the files."""
 # Other engines name KV dtypes their own way; what is not here, they name as we do.
 _VLLM_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _SGLANG_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "fp8": "fp8_e4m3"}
@@ -21,6 +24,8 @@ _SGLANG_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "fp8":
 def next_command(question: PlanQuestion, sizing: Sizing, subject: Subject) -> str:
     """Return the command line; empty where nothing fits."""
     if not sizing.max_model_len or not sizing.longest_fitting_len:
+        return ""
+    if sizing.engine != "octavo" and needs_packed_checkpoint(question, subject):
         return ""
     words = {"octavo": _octavo, "vllm": _vllm, "sglang": _sglang}[sizing.engine](question, sizing, subject)
     return " ".join(words)
@@ -57,10 +62,10 @@ def _vllm(question: PlanQuestion, sizing: Sizing, subject: Subject) -> Iterator[
         yield f"--gpu-memory-utilization {question.utilization:g}"
     if question.kv_cache_dtype != "auto":
         yield f"--kv-cache-dtype {_VLLM_DTYPES.get(question.kv_cache_dtype, question.kv_cache_dtype)}"
-    if question.weight_dtype in ("fp8", "mxfp4", "awq", "gptq"):
-        yield f"--quantization {question.weight_dtype}"
+    yield from _weights(question)
     yield from _sizes(
         {
+            "seed": question.value("seed"),
             "max-num-seqs": question.max_num_seqs,
             "max-num-batched-tokens": question.max_num_batched_tokens,
             "block-size": question.block_size,
@@ -70,6 +75,8 @@ def _vllm(question: PlanQuestion, sizing: Sizing, subject: Subject) -> Iterator[
     )
     if not question.enable_prefix_caching:
         yield "--no-enable-prefix-caching"
+    if question.value("scheduling_policy") != default_of("scheduling_policy"):
+        yield f"--scheduling-policy {question.value('scheduling_policy')}"
     if question.enforce_eager:
         yield "--enforce-eager"
 
@@ -86,17 +93,35 @@ def _sglang(question: PlanQuestion, sizing: Sizing, subject: Subject) -> Iterato
         yield f"--mem-fraction-static {question.utilization:g}"
     if question.kv_cache_dtype != "auto":
         yield f"--kv-cache-dtype {_SGLANG_DTYPES.get(question.kv_cache_dtype, question.kv_cache_dtype)}"
-    if question.weight_dtype in ("fp8", "awq", "gptq"):
-        yield f"--quantization {question.weight_dtype}"
+    yield from _weights(question)
+    is_pool_asked = question.num_blocks is not None or question.kv_cache_memory is not None
     yield from _sizes(
         {
+            "random-seed": question.value("seed"),
+            "max-total-tokens": sizing.pool_tokens if is_pool_asked else None,
             "max-running-requests": question.max_num_seqs,
             "chunked-prefill-size": question.max_num_batched_tokens,
             "page-size": question.block_size,
         }
     )
+    if not question.enable_prefix_caching:
+        yield "--disable-radix-cache"
     if question.enforce_eager:
         yield "--disable-cuda-graph"
+
+
+def needs_packed_checkpoint(question: PlanQuestion, subject: Subject) -> bool:
+    """Tell whether weights were asked in a way that an engine only loads, and the model is published otherwise."""
+    asked = question.weight_dtype
+    is_made_at_start = asked == "auto" or asked in _FLOATS or asked in _PACKED_AT_START
+    return not is_made_at_start and asked != subject.shape.quantization
+
+
+def _weights(question: PlanQuestion) -> Iterator[str]:
+    if question.weight_dtype in _FLOATS:
+        yield f"--dtype {_FLOATS[question.weight_dtype]}"
+    elif question.weight_dtype in _PACKED_AT_START:
+        yield f"--quantization {_PACKED_AT_START[question.weight_dtype]}"
 
 
 def _sizes(flags: Mapping[str, int | None], *, default: int | None = None) -> Iterator[str]:

@@ -15,6 +15,7 @@ from octavo.planner.estimate import Estimate, exact
 from octavo.planner.forward_shape import forward_shape
 from octavo.planner.kv_arithmetic import KVLayout, kv_layout
 from octavo.planner.layer_group import LayerGroup
+from octavo.planner.next_command import needs_packed_checkpoint
 from octavo.planner.pool import pool_bytes, usable_blocks
 from octavo.planner.question import PlanQuestion
 from octavo.planner.sizing import GroupCost, Sizing
@@ -146,7 +147,7 @@ def size_other(
         is_reserved=question.kv_allocator == "reserved",
         reasons={},
         refusal=refusal,
-        notes=(*budget.notes, *_notes(budget, subject, length_limit)),
+        notes=(*budget.notes, *_notes(budget, subject, length_limit), *_packing_notes(question, subject)),
     )
     return replace(sizing, refusal=refusal or _too_long(sizing))
 
@@ -256,6 +257,13 @@ def _notes(budget: EngineBudget, subject: Subject, length_limit: int) -> tuple[s
         estimate = "is in the weights by a rule" if forward_shape(subject.shape).sees_images else "comes on top"
         notes.append(f"the configuration does not size the {uncounted}; what it takes {estimate}")
     return tuple(notes)
+
+
+def _packing_notes(question: PlanQuestion, subject: Subject) -> tuple[str, ...]:
+    if not needs_packed_checkpoint(question, subject):
+        return ()
+    words = f"{question.engine} loads weights that are packed as {question.weight_dtype}, and packs none: "
+    return (words + f"start it with a checkpoint of {subject.name} that is packed so",)
 
 
 def _check_positions(shape: ModelShape, length_limit: int) -> None:

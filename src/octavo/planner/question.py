@@ -31,7 +31,7 @@ _SGLANG_NAMES = {
     "max_num_batched_tokens": ("chunked_prefill_size",),
 }
 _DTYPE_ALIASES = (find_option("weight_dtype") or OPTIONS[0]).choice_aliases
-_SCHEMES = ("fp8", "awq", "gptq", "mxfp4", "nvfp4", "bnb-nf4", "q4_0", "q4_k", "q5_k", "q6_k", "q8_0")
+SCHEMES = ("fp8", "awq", "gptq", "mxfp4", "nvfp4", "bnb-nf4", "q4_0", "q4_k", "q5_k", "q6_k", "q8_0")
 """Ways to store weights that other engines have, and kinds of GGUF files."""
 
 
@@ -56,7 +56,7 @@ class PlanQuestion:
     )
     weight_dtype: str = _as_engine(
         "weight_dtype",
-        choices=("auto", "f32", "f16", "bf16", "int8", "int4", *_SCHEMES),
+        choices=("auto", "f32", "f16", "bf16", "int8", "int4", *SCHEMES),
         choice_aliases={
             **_DTYPE_ALIASES,
             "w8a8": "int8",
@@ -146,12 +146,11 @@ class PlanQuestion:
     )
     kv_cache_dtype: str = _as_engine(
         "kv_cache_dtype",
-        choices=("auto", "f32", "f16", "bf16", "fp8", "int8", "int4"),
+        choices=("auto", "f32", "f16", "bf16", "fp8", "fp8_e5m2", "int8", "int4"),
         choice_aliases={
             **(find_option("kv_cache_dtype") or OPTIONS[0]).choice_aliases,
             "fp8": "fp8",
             "fp8_e4m3": "fp8",
-            "fp8_e5m2": "fp8",
         },
         refused={},
         auto="the engine's own default, 16 bits as a rule",
@@ -242,6 +241,11 @@ _OWN_OPTIONS: tuple[Option, ...] = tuple(
 _OWN_NAMES = frozenset(each.name for each in _OWN_OPTIONS)
 PLAN_OPTIONS: tuple[Option, ...] = (*_OWN_OPTIONS, *(each for each in OPTIONS if each.name not in _OWN_NAMES))
 _BY_NAME = {name: each for each in PLAN_OPTIONS for name in (each.name, *each.aliases)}
+
+
+def default_of(name: str) -> Any:
+    """Return what an option is when nothing was asked."""
+    return _BY_NAME[name].default
 
 
 def question_from(*sources: Source) -> PlanQuestion:

@@ -128,10 +128,19 @@ def resolve(
     )
 
 
+def why_not_native(config: EngineConfig, machine_refusal: str) -> str:
+    """Say why the native runner cannot be used; empty if it can.
+
+    Args:
+        machine_refusal: Why it cannot on the machine in question, whatever the config.
+    """
+    if not machine_refusal and config.block_size % NATIVE_TILE_TOKENS:
+        return f"native kernels need blocks of a multiple of {NATIVE_TILE_TOKENS} tokens, not {config.block_size}"
+    return machine_refusal
+
+
 def _runner(config: EngineConfig, model: ModelFacts, reasons: dict[str, str]) -> RunnerName:
-    refusal = model.native_refusal
-    if not refusal and config.block_size % NATIVE_TILE_TOKENS:
-        refusal = f"native kernels need blocks of a multiple of {NATIVE_TILE_TOKENS} tokens, not {config.block_size}"
+    refusal = why_not_native(config, model.native_refusal)
     if config.runner == "native" and refusal:
         raise InvalidParameterError(
             "cannot be native", param="runner", because=refusal, hints=("`--runner reference`",)

@@ -9,7 +9,7 @@ from octavo.config.machine import Machine
 from octavo.errors import InvalidParameterError
 from octavo.planner.devices import Device, find_device
 from octavo.planner.estimate import exact
-from octavo.planner.question import EngineName, PlanQuestion, engine_config
+from octavo.planner.question import SCHEMES, EngineName, PlanQuestion, default_of, engine_config
 from octavo.planner.sizing import Sizing
 from octavo.planner.subject import AS_IS, Hypothesis, Subject
 from octavo.units import format_bytes
@@ -43,6 +43,7 @@ class Sizer:
         if engine_of(question) == "octavo":
             return self._size_octavo(question, hypothesis)
         question = replace(question, engine=engine_of(question))
+        _refuse_octavos_options(question)
         device = device_of(question)
         visible = (
             exact(question.memory, source=f"--memory {format_bytes(question.memory)}") if question.memory else None
@@ -144,4 +145,37 @@ def _refuse_others_options(question: PlanQuestion) -> None:
         if question.value(param):
             raise InvalidParameterError(
                 "is for other engines", param=param, because="this plan is for Octavo", hints=("`--engine vllm`",)
+            )
+    if question.weight_dtype in SCHEMES:
+        raise InvalidParameterError(
+            f"{question.weight_dtype} is for other engines",
+            param="weight_dtype",
+            because="Octavo packs weights as int8 or int4, and holds those of a GGUF file as they are",
+            hints=("`--weight-dtype int4`", "give the .gguf file as MODEL", "`--engine vllm`"),
+        )
+
+
+_OWN_OPTIONS = (
+    "attention_window",
+    "attention_sinks",
+    "sparse_blocks",
+    "kv_cache_dtype_skip_layers",
+    "threads",
+    "runner",
+    "purpose",
+    "kv_prefault",
+)
+"""What only Octavo has, of the options that can change where memory goes."""
+
+
+def _refuse_octavos_options(question: PlanQuestion) -> None:
+    own = (*_OWN_OPTIONS, "scheduling_policy") if question.engine == "sglang" else _OWN_OPTIONS
+    for param in own:
+        if question.value(param) != default_of(param):
+            flag = f"--{param.replace('_', '-')}"
+            raise InvalidParameterError(
+                f"{question.engine} has no such option",
+                param=param,
+                because="it is one of Octavo's own",
+                hints=(f"leave out {flag}", "`--engine octavo`, on a machine whose CPUs compute"),
             )

@@ -20,7 +20,7 @@ from octavo.models.spec import ModelSpec
 from octavo.models.tensor_kinds import TensorKind, row_bytes
 from octavo.planner.estimate import Estimate, exact
 from octavo.planner.facts import as_read, facts_of, windowed
-from octavo.planner.resolve import ModelFacts
+from octavo.planner.resolve import ModelFacts, why_not_native
 from octavo.planner.weight_arithmetic import RankWeights, rank_weights
 
 
@@ -151,7 +151,8 @@ class Subject:
         if self.spec is None:
             assert self.octavo_refusal is not None, "a model without a spec has a reason"
             raise self.octavo_refusal
-        facts = _facts_from_spec(windowed(self.spec, config), self.stored, config, native_refusal=native_refusal)
+        refusal = why_not_native(config, native_refusal)
+        facts = _facts_from_spec(windowed(self.spec, config), self.stored, config, native_refusal=refusal)
         return as_read(facts, config)
 
 
