@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import socket
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from rich.console import Console
 
+from octavo.cli import top
 from octavo.cli.live_document import EMPTY, SHARED, expand, read_live
 from octavo.cli.top_view import draw
 from octavo.core.block_pool import CACHED
@@ -181,21 +183,81 @@ def test_no_server_is_one_clear_error(octavo) -> None:
     assert ran.code == 1 and "no octavo server at 127.0.0.1:9" in ran.err and "octavo serve" in ran.err
 
 
-def test_another_kind_of_server_is_told_apart(octavo) -> None:
-    class Other(BaseHTTPRequestHandler):
-        def log_message(self, *args) -> None:
-            pass
+@contextlib.contextmanager
+def other_server(*pieces: bytes, ends: bool = True) -> Iterator[str]:
+    """Something that takes one connection, reads a request, and sends these pieces as they are."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        done = threading.Event()
 
-        def do_GET(self) -> None:
-            self.send_error(404)
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(10_000)
+                    for piece in pieces:
+                        connection.sendall(piece)
+                    if not ends:
+                        done.wait(20)
 
-    other = HTTPServer(("127.0.0.1", 0), Other)
-    thread = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        ran = octavo("top", f"http://127.0.0.1:{other.server_port}", "--once")
-    finally:
-        other.shutdown()
-        other.server_close()
-        thread.join()
-    assert ran.code == 1 and "no octavo server" in ran.err
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            done.set()
+            thread.join()
+
+
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+FRAME = b"event: kv\ndata: " + json.dumps(make_frame().as_dict()).encode() + b"\n\n"
+NO_SERVERS = {
+    "a 404": ((b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",), "no octavo server"),
+    "a page": ((b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html>hello</html>",), "no octavo server"),
+    "no HTTP": ((b"SSH-2.0-OpenSSH_9.2\r\n",), "no octavo server"),
+    "nothing": ((), "no octavo server"),
+    "an error without words": ((b"HTTP/1.1 500 Oh\r\nContent-Length: 3\r\n\r\noh!",), "answers 500"),
+    "half an error": ((b"HTTP/1.1 500 Oh\r\nContent-Length: 300\r\n\r\noh!",), "no octavo server"),
+    "no JSON": ((STREAM, b"event: kv\ndata: {hello\n\n"), "cannot be read"),
+    "another document": ((STREAM, b'event: kv\ndata: {"schema": "octavo.kv/9"}\n\n'), "octavo.kv/9"),
+    "a cut chunk": ((STREAM.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n5\r\ne"),), "broke off"),
+    "a silent end": ((STREAM, b"event: other\ndata: 1\n\n"), "has ended the stream"),
+}
+
+
+@pytest.mark.parametrize("name", NO_SERVERS)
+def test_what_is_no_octavo_server_is_told_apart(octavo, name: str) -> None:
+    pieces, words = NO_SERVERS[name]
+    with other_server(*pieces) as url:
+        ran = octavo("top", url, "--once")
+    assert ran.code == 1 and words in ran.err and "Traceback" not in ran.err, ran.err
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        ((), "does not answer"),
+        ((b"HTTP/1.1 200 OK\r\n",), "does not answer"),
+        ((b"HTTP/1.1 500 Oh\r\nContent-Length: 300\r\n\r\noh!",), "does not answer"),
+        ((STREAM,), "fallen silent"),
+        ((STREAM, FRAME), "fallen silent"),
+    ],
+)
+def test_a_server_that_falls_silent_is_not_waited_for(octavo, monkeypatch, pieces, words: str) -> None:
+    monkeypatch.setattr(top, "ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(top, "SILENCE_TIMEOUT_S", 0.5)
+    with other_server(*pieces, ends=False) as url:
+        ran = octavo("top", url, "--json")
+    assert ran.code == 1 and words in ran.err, ran.err
+    assert len(ran.out.splitlines()) == 1 + (FRAME in pieces), "documents, then the error's"
+
+
+def test_a_server_that_goes_away_meanwhile_is_told(octavo) -> None:
+    chunked = STREAM.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n")
+    with other_server(chunked, b"%x\r\n" % len(FRAME) + FRAME + b"\r\n") as url:
+        ran = octavo("top", url)
+    assert ran.code == 1 and "broke off" in ran.err and "octavo tiny" in ran.out
+
+
+def test_a_wrong_key_is_explained(octavo, server: LocalServer) -> None:
+    ran = octavo("top", server.url, "--once", "--api-key", "other")
+    assert ran.code == 1 and "401" in ran.err and "the key is wrong" in ran.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,9 @@ from octavo.cli.options import GroupedOption, Output, output_options
 from octavo.errors import MachineError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+ANSWER_TIMEOUT_S = 10.0
+SILENCE_TIMEOUT_S = 30.0
+"""A server says something every ten seconds, whatever its engine does."""
 
 
 @click.command(
@@ -65,30 +68,63 @@ async def _documents(url: str, api_key: str | None) -> AsyncGenerator[Any, None]
     """Yield what the server's live stream says.
 
     Raises:
-        MachineError: no server, no key, or no stream.
+        MachineError: no server, no key, no stream, or one that breaks off or falls silent.
     """
     from octavo.llm.http_stream import StreamBrokenError, open_stream, parse_url
 
     endpoint = parse_url(url, param="URL")
     # As clients are given it: the API's address is often all that one has at hand.
     endpoint = replace(endpoint, path=endpoint.path.removesuffix("/v1"))
+    host = endpoint.host_header
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    is_open = False
     try:
-        async with open_stream("GET", endpoint, "/live", headers=headers) as answer:
-            if answer.status != 200:
-                raise _refusal(answer.status, await answer.read(), endpoint.host_header)
-            is_frame = False
-            async for line in answer.lines():
-                if line.startswith("event:"):
-                    is_frame = line[6:].strip() == "kv"
-                elif line.startswith("data:") and is_frame:
-                    yield json.loads(line[5:])
-    except (OSError, StreamBrokenError, ValueError) as error:
+        async with contextlib.AsyncExitStack() as stack:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                answer = await stack.enter_async_context(open_stream("GET", endpoint, "/live", headers=headers))
+                if answer.status != 200:
+                    raise _refusal(answer.status, await answer.read(), host)
+            if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+                raise _no_server(host, "what answers there has no live stream")
+            is_open = True
+            async for document in _read_events(answer.lines(), host):
+                yield document
+    except TimeoutError as error:
+        because = f"nothing came for {SILENCE_TIMEOUT_S if is_open else ANSWER_TIMEOUT_S:g} s"
         raise MachineError(
-            f"no octavo server at {endpoint.host_header}",
-            because=str(error),
-            hints=(f"`octavo serve` starts one at {DEFAULT_URL}",),
+            f"{host} has fallen silent" if is_open else f"{host} does not answer", because=because
         ) from error
+    except (OSError, StreamBrokenError, ValueError) as error:
+        if not is_open:
+            raise _no_server(host, str(error)) from error
+        raise MachineError(f"the connection to {host} broke off", because=str(error)) from error
+
+
+async def _read_events(lines: AsyncIterator[str], host: str) -> AsyncGenerator[Any, None]:
+    """Yield the documents of a stream.
+
+    Raises:
+        TimeoutError: nothing has come for long; a server that has nothing to show says so.
+    """
+    is_frame = False
+    while True:
+        async with asyncio.timeout(SILENCE_TIMEOUT_S):
+            line = await anext(lines, None)
+        if line is None:
+            return
+        if line.startswith("event:"):
+            is_frame = line[6:].strip() == "kv"
+        elif line.startswith("data:") and is_frame:
+            try:
+                document = json.loads(line[5:])
+            except (ValueError, RecursionError) as error:
+                raise MachineError(f"what {host} sends cannot be read", because=f"{error}") from error
+            yield document
+
+
+def _no_server(host: str, because: str) -> MachineError:
+    hints = (f"`octavo serve` starts one at {DEFAULT_URL}",)
+    return MachineError(f"no octavo server at {host}", because=because, hints=hints)
 
 
 def _refusal(status: int, body: bytes, host: str) -> MachineError:
