@@ -239,6 +239,16 @@ def test_a_second_turn_that_copies_the_end_of_the_first_changes_no_bit(
     assert_same_bits(warm, calm)
 
 
+def test_requests_that_start_alike_at_the_same_time_change_no_bit(subject: Subject, alone: ExactRun) -> None:
+    """What one of them is computing, in chunks that end within blocks, the others wait for and hit."""
+    together = subject.run([*PROMPTS[-2:], PROMPTS[-2]], max_num_seqs=3, max_num_batched_tokens=21, is_caching=True)
+
+    assert together.max_requests_in_a_step == 3
+    assert together.metrics.num_hit_tokens >= SHARED_TOKENS // 16 * 16 + len(PROMPTS[-2]) // 16 * 16
+    assert together.answers == (*alone.answers[-2:], alone.answers[-2])
+    assert together.kv_digests == (*alone.kv_digests[-2:], alone.kv_digests[-2])
+
+
 @pytest.mark.parametrize("is_caching", [False, True], ids=["uncached", "cached"])
 def test_preempted_and_resumed_requests_change_no_bit(subject: Subject, alone: ExactRun, is_caching: bool) -> None:
     squeezed = subject.run(

@@ -18,6 +18,7 @@ from octavo.models.gguf_config import spec_from_gguf
 from octavo.models.gguf_file import read_gguf_header
 from octavo.models.load import open_model
 from octavo.testing.dense_model import DenseModel
+from octavo.testing.tiny_gguf import GgufKind, encode, pick_kind
 
 ARCHITECTURES = {
     "gpt2": "gpt2",
@@ -53,8 +54,9 @@ def case(request, tmp_path_factory):
     return request.param, folder, write_gguf(model.config, folder, ARCHITECTURES[request.param])
 
 
-def write_gguf(config: Any, folder: Path, architecture: str) -> Path:
-    path = folder.parent / f"{architecture}.gguf"
+def write_gguf(config: Any, folder: Path, architecture: str, *, kind: GgufKind = "f32") -> Path:
+    """Write the tensors of a folder, matrices as `kind` where the format's own converters do so."""
+    path = folder.parent / f"{architecture}-{kind}.gguf"
     writer = gguf.GGUFWriter(path, architecture)
     num_layers = config.num_hidden_layers
     add_sizes(writer, config, architecture)
@@ -64,7 +66,10 @@ def write_gguf(config: Any, folder: Path, architecture: str) -> Path:
     for name, values in stacked(read_folder(folder)).items():
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
-        writer.add_tensor(theirs, converted(name, values, config, architecture))
+        rows = converted(name, values, config, architecture)
+        stays = rows.ndim == 1 or theirs.startswith("position") or "ffn_gate_inp" in theirs
+        used = "f32" if stays else pick_kind(rows, kind)
+        writer.add_tensor(theirs, encode(rows, used), raw_dtype=gguf.GGMLQuantizationType[used.upper()])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -160,17 +160,22 @@ def test_pool_too_small_for_the_null_block_has_no_usable_block():
 
 
 def test_weights_are_counted_as_they_are_held():
-    entries = [
-        tensor("norm", (64,), "f32"),
-        tensor("q", (64, 64), "q4_1"),
-        tensor("embed", (10, 64), "q8_0"),
-    ]
+    entries = {
+        name: tensor(name, shape, kind)
+        for name, shape, kind in [
+            ("layers.0.attention_norm", (72,), "f32"),
+            ("layers.0.q", (64, 64), "q4_1"),
+            ("layers.0.q_bias", (72,), "f32"),
+            ("embed", (10, 64), "q8_0"),
+        ]
+    }
 
     stored = weight_bytes(entries, lambda entry: entry.kind)
     as_f32 = weight_bytes(entries, lambda _: "f32")
 
-    assert stored == 64 * 4 + 64 * 64 // 32 * 20 + 10 * 64 // 32 * 34
-    assert as_f32 == 4 * (64 + 64 * 64 + 10 * 64)
+    # Rows lie in panels of 16, and so do biases: 10 rows take 16, and 72 numbers 80.
+    assert stored == 72 * 4 + 64 * 64 // 32 * 20 + 80 * 4 + 16 * 64 // 32 * 34
+    assert as_f32 == 4 * (72 + 64 * 64 + 80 + 16 * 64)
 
 
 def test_logit_rows_cover_running_requests_or_a_tile_of_scored_tokens():

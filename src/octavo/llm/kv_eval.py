@@ -27,7 +27,7 @@ from octavo.models.load import OpenedModel, open_model
 from octavo.models.sparse import with_sparse_blocks
 from octavo.models.spec import ModelSpec
 from octavo.models.weights import WeightSource
-from octavo.planner.memory import kv_shape
+from octavo.planner.memory import layer_token_bytes
 from octavo.planner.resolve import resolve
 from octavo.runtime.divergence import Divergence, DivergenceSummary, log_softmax
 from octavo.runtime.load_tokenizer import load_tokenizer
@@ -222,7 +222,7 @@ class KVEvaluator:
         bounds = [num_positions * part // _NUM_BUCKETS for part in range(_NUM_BUCKETS + 1)]
         return Variant(
             way=way,
-            bytes_per_token=kv_shape(self._spec(way), kv_dtype=way.kv_cache_dtype, block_size=16).token_bytes,
+            bytes_per_token=sum(layer_token_bytes(self._spec(way), kv_dtype=way.kv_cache_dtype, block_size=16)),
             whole=divergence.summary(),
             buckets=tuple(
                 Bucket(first_position=first, last_position=end - 1, summary=divergence.summary(first, end))

@@ -7,16 +7,22 @@ form at least as precise. Plain Python, so that a plan needs neither NumPy nor t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import Literal
 
 from octavo.config.engine import WeightDtype
 from octavo.errors import InvalidParameterError
+from octavo.models.names import is_product_bias
 from octavo.models.program import WeightName
 from octavo.models.tensor_entry import TensorEntry
-from octavo.models.tensor_kinds import KIND_LAYOUTS, TensorKind, nearest_kind
+from octavo.models.tensor_kinds import KIND_LAYOUTS, TensorKind, nearest_kind, row_bytes
+from octavo.units import round_up
 
 HELD_KINDS: tuple[TensorKind, ...] = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q6_k")
 """Kinds that have kernels."""
+
+PANEL_ROWS = 16
+"""Rows of a matrix lie in panels of so many; the last one is filled up with zeros."""
 
 HeldDtype = Literal["stored"] | WeightDtype
 
@@ -56,6 +62,15 @@ def held_kind(name: WeightName, shape: tuple[int, ...], kind: TensorKind, weight
 def held_entry_kind(entry: TensorEntry, weight_dtype: HeldDtype) -> TensorKind:
     """Return the kind a stored tensor is held in; see `held_kind`."""
     return held_kind(entry.name, entry.shape, entry.kind, weight_dtype)
+
+
+def held_bytes(name: WeightName, shape: tuple[int, ...], kind: TensorKind) -> int:
+    """Return the bytes of a tensor held as `kind`: matrices, and biases of products, in whole panels."""
+    num_rows = prod(shape[:-1])
+    if len(shape) > 1:
+        return round_up(num_rows, PANEL_ROWS) * row_bytes(kind, shape[-1], tensor=name)
+    length = round_up(shape[0], PANEL_ROWS) if is_product_bias(name) else shape[0]
+    return row_bytes(kind, length, tensor=name)
 
 
 def held_as(entries: Iterable[TensorEntry], weight_dtype: HeldDtype) -> str:

@@ -130,6 +130,11 @@ def hf_name(name: str, architecture: str = "") -> str:
     return _translate(name, _HF_OF.get(architecture, _HF))
 
 
+def is_product_bias(name: str) -> bool:
+    """Return whether a vector is added to a product; norms have biases, too."""
+    return name.endswith(_BIAS) and not name.endswith(f"_norm{_BIAS}")
+
+
 def gguf_name(name: str) -> str:
     """Translate `layers.0.q_bias` to `blk.0.attn_q.bias`; an expert's part of a stack gets the expert's number."""
     return _translate(name, _GGUF)

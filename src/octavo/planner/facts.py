@@ -63,10 +63,9 @@ def facts_of(model: OpenedModel, config: EngineConfig, *, native_refusal: str = 
             native_refusal=native_refusal,
         )
     weight_dtype = "stored" if config.weight_dtype == "auto" else config.weight_dtype
-    entries = model.tensors.values()
     return ModelFacts(
         spec=spec,
         program=program,
-        weight_bytes=weight_bytes(entries, lambda entry: held_entry_kind(entry, weight_dtype)),
-        weights_as=held_as(entries, weight_dtype),
+        weight_bytes=weight_bytes(model.tensors, lambda entry: held_entry_kind(entry, weight_dtype)),
+        weights_as=held_as(model.tensors.values(), weight_dtype),
     )

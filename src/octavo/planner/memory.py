@@ -9,18 +9,18 @@ of all layers of *one* group, and a request has a block table per group. Nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from octavo.config.engine import KVDtype
 from octavo.models.arena import lay_out
+from octavo.models.held_kinds import held_bytes
 from octavo.models.kv_record import kv_record, layer_dtypes, row_bytes
-from octavo.models.program import Program
+from octavo.models.program import Program, WeightName
 from octavo.models.sparse import bounds_bytes
 from octavo.models.spec import KVGroup, ModelSpec
 from octavo.models.tensor_entry import TensorEntry
 from octavo.models.tensor_kinds import TensorKind
-from octavo.models.tensor_kinds import row_bytes as tensor_row_bytes
 from octavo.planner.block_counts import full_blocks, longest_fitting, sliding_blocks
 from octavo.units import MIB
 
@@ -61,7 +61,7 @@ class KVShape:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that one more token costs while no window is full."""
+        """Bytes of the pool that one more token costs while no window is full, padding of records included."""
         return len(self.windows) * (self.layers_per_group * self.token_layer_bytes + self.token_extra_bytes)
 
     def without_windows(self) -> KVShape:
@@ -147,13 +147,11 @@ def overhead_bytes(spec: ModelSpec) -> int:
     return _BASE_OVERHEAD_BYTES + spec.vocab_size * _TOKENIZER_BYTES_PER_ENTRY
 
 
-def weight_bytes(entries: Iterable[TensorEntry], held_kind: Callable[[TensorEntry], TensorKind]) -> int:
+def weight_bytes(entries: Mapping[WeightName, TensorEntry], held_kind: Callable[[TensorEntry], TensorKind]) -> int:
     """Return the bytes of a model's tensors as they are held in memory.
 
     Args:
-        entries: The tensors of the model file that the program uses, each once (a tied head is one tensor).
+        entries: The tensors that the program uses by our names, each once (a tied head is one tensor).
         held_kind: The loader's choice of element type for a tensor.
     """
-    return sum(
-        entry.num_rows * tensor_row_bytes(held_kind(entry), entry.shape[-1], tensor=entry.name) for entry in entries
-    )
+    return sum(held_bytes(name, entry.shape, held_kind(entry)) for name, entry in entries.items())

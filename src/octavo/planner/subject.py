@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
 
 from octavo.config.engine import EngineConfig
 from octavo.errors import OctavoError
 from octavo.models.decoder import emit_decoder
-from octavo.models.held_kinds import held_kind
+from octavo.models.held_kinds import held_bytes, held_kind
 from octavo.models.kv_groups import make_kv_groups
 from octavo.models.load import OpenedModel
-from octavo.models.names import tensor_shapes
+from octavo.models.names import is_product_bias, tensor_shapes
 from octavo.models.program import Program
 from octavo.models.shape import Layer, LayerKV, ModelShape
 from octavo.models.spec import ModelSpec
-from octavo.models.tensor_kinds import TensorKind, row_bytes
+from octavo.models.tensor_kinds import TensorKind
 from octavo.planner.estimate import Estimate, exact
 from octavo.planner.facts import as_read, facts_of, windowed
 from octavo.planner.resolve import ModelFacts, why_not_native
@@ -171,13 +170,16 @@ class StoredTensors:
 
 
 def stored_tensors(spec: ModelSpec, kind_of: Callable[[str, tuple[int, ...]], TensorKind]) -> tuple[StoredTensors, ...]:
-    """Count the tensors of a model by shape and by how a file that is not here stores them."""
-    counts: dict[tuple[tuple[int, ...], TensorKind], tuple[str, int]] = {}
+    """Count the tensors of a model by shape and by how a file that is not here stores them.
+
+    Biases are kept apart from other vectors, since they are held otherwise.
+    """
+    counts: dict[tuple[tuple[int, ...], TensorKind, bool], tuple[str, int]] = {}
     for name, shape in tensor_shapes(spec).items():
-        key = (shape, kind_of(name, shape))
+        key = (shape, kind_of(name, shape), is_product_bias(name))
         first, count = counts.get(key, (name, 0))
         counts[key] = (first, count + 1)
-    return tuple(StoredTensors(name, shape, kind, count) for (shape, kind), (name, count) in counts.items())
+    return tuple(StoredTensors(name, shape, kind, count) for (shape, kind, _), (name, count) in counts.items())
 
 
 def _facts_from_spec(
@@ -189,10 +191,7 @@ def _facts_from_spec(
     else:
         dtype = "stored" if config.weight_dtype == "auto" else config.weight_dtype
         held = [(each, held_kind(each.name, each.shape, each.kind, dtype)) for each in stored]
-        num_bytes = sum(
-            each.count * prod(each.shape[:-1]) * row_bytes(kind, each.shape[-1], tensor=each.name)
-            for each, kind in held
-        )
+        num_bytes = sum(each.count * held_bytes(each.name, each.shape, kind) for each, kind in held)
         words = " and ".join(sorted({kind for each, kind in held if len(each.shape) > 1}))
         words += ", as published" if dtype == "stored" else ""
     return ModelFacts(
