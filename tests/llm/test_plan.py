@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.config.sources import Source, keyword_source
-from octavo.errors import CapacityError, InvalidParameterError, ModelNotFoundError, OctavoError
+from octavo.errors import CapacityError, InvalidParameterError, ModelNotFoundError, OctavoError, UnsupportedModelError
 from octavo.llm.find_subject import find_subject
 from octavo.llm.plan import plan_document, plan_for
 from octavo.models.load import open_model
@@ -267,3 +269,41 @@ def test_catalogue_models_that_octavo_runs_have_a_spec_of_the_same_size():
     subject = find_subject("llama-3.2-1b", {})
     assert subject.spec is not None
     assert subject.shape.num_parameters == subject.spec.num_parameters
+
+
+def test_a_gguf_file_of_a_model_that_octavo_does_not_run_is_planned_for_those_who_do(tmp_path):
+    """StarCoder 2: 2 layers of 2 KV heads of 16 in 16 bits are 256 B a token; all matrices in f16."""
+    writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "starcoder2")
+    writer.add_block_count(2)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(96)
+    writer.add_context_length(2048)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    matrices = {"token_embd": (500, 64)}
+    vectors = {"output_norm": 64}
+    for layer in range(2):
+        shapes = {"attn_q": (64, 64), "attn_k": (32, 64), "attn_v": (32, 64), "attn_output": (64, 64)}
+        shapes |= {"ffn_up": (96, 64), "ffn_down": (64, 96)}
+        matrices |= {f"blk.{layer}.{name}": shape for name, shape in shapes.items()}
+        vectors |= {f"blk.{layer}.{name}": 64 for name in ("attn_norm", "ffn_norm")}
+    for name, shape in matrices.items():
+        writer.add_tensor(f"{name}.weight", np.zeros(shape, np.float16))
+        if name != "token_embd":
+            writer.add_tensor(f"{name}.bias", np.zeros(shape[0], np.float32))
+    for name, width in vectors.items():
+        writer.add_tensor(f"{name}.weight", np.zeros(width, np.float32))
+        writer.add_tensor(f"{name}.bias", np.zeros(width, np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+
+    plan = plan_for(PlanQuestion(model=str(tmp_path / "tiny.gguf"), memory=8 * GIB))
+
+    assert (plan.engine, plan.kv_bytes_per_token) == ("vllm", 256)
+    assert "Octavo does not run Starcoder2ForCausalLM" in plan.engine_because
+    stored = 2 * sum(rows * columns for rows, columns in matrices.values())
+    stored += 4 * (sum(shape[0] for name, shape in matrices.items() if name != "token_embd") + 2 * 64 * len(vectors))
+    assert find_subject(str(tmp_path / "tiny.gguf"), {}).stored_bytes == stored
+    with pytest.raises(UnsupportedModelError, match="starcoder2"):
+        plan_for(PlanQuestion(model=str(tmp_path), engine="octavo"))

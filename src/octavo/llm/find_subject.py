@@ -16,6 +16,8 @@ from octavo.errors import DownloadError, ModelError, ModelFileError, ModelNotFou
 from octavo.models.aliases import ALIASES, HubId, find_place
 from octavo.models.catalogue import find_model
 from octavo.models.config import spec_from_hf
+from octavo.models.gguf_file import read_gguf_header
+from octavo.models.gguf_shape import shape_from_gguf
 from octavo.models.json_file import read_json
 from octavo.models.load import OpenedModel, open_model
 from octavo.models.local_models import local_path
@@ -90,6 +92,8 @@ def _from_path(path: Path, asked: str) -> Subject:
     except (UnsupportedModelError, ModelFileError) as error:
         # What Octavo does not run can still be counted, and a configuration without weights, too.
         if not config_path.is_file():
+            if isinstance(error, UnsupportedModelError):
+                return _counted_gguf(path, asked, error)
             raise
         config = read_json(config_path)
         subject = _published(config, name=path.resolve().name, asked=asked, source=str(config_path))
@@ -97,6 +101,27 @@ def _from_path(path: Path, asked: str) -> Subject:
             raise
         return _with_stored_bytes(subject, path)
     return _opened(opened, asked, name=path.stem if path.is_file() else path.resolve().name)
+
+
+def _counted_gguf(path: Path, asked: str, refusal: UnsupportedModelError) -> Subject:
+    """Count a GGUF file of a model that Octavo does not run.
+
+    Raises:
+        UnsupportedModelError: it cannot be counted either.
+    """
+    file = path if path.is_file() else next(iter(sorted(path.glob("*.gguf"))), None)
+    if file is None:
+        raise refusal
+    header = read_gguf_header(file)
+    return Subject(
+        name=file.stem,
+        asked=asked,
+        source=f"headers of {file.name}",
+        shape=shape_from_gguf(header, name=file.stem),
+        octavo_refusal=refusal,
+        stored_bytes=sum(entry.num_bytes for entry in header.tensors.values()),
+        stored_source=f"headers of {file.name}",
+    )
 
 
 def _with_stored_bytes(subject: Subject, folder: Path) -> Subject:
