@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 
@@ -77,6 +78,7 @@ BAD = {
     "stop of numbers": (CHAT, {"stop": [1]}, 400, "stop"),
     "too many stops": (CHAT, {"stop": ["a"] * 65}, 400, "stop"),
     "too long a stop": (CHAT, {"stop": "a" * 1025}, 400, "stop"),
+    "a stop that never comes": (CHAT, {"stop": ["a", "\ud800"]}, 400, "stop"),
     "a stop id that is none": (CHAT, {"stop_token_ids": [512]}, 400, "stop_token_ids"),
     "logprobs of a number": (CHAT, {"logprobs": 3}, 400, "logprobs"),
     "alternatives alone": (CHAT, {"top_logprobs": 3}, 400, "top_logprobs"),
@@ -194,6 +196,11 @@ RAW = {
     "Infinity": b'{"prompt": "hi", "temperature": Infinity}',
     "a number beyond doubles": b'{"prompt": "hi", "temperature": 1e400}',
     "a number of many digits": b'{"prompt": "hi", "seed": ' + b"9" * 5000 + b"}",
+    "a field twice": b'{"prompt": "hi", "max_tokens": 1, "prompt": "ho"}',
+    "a field twice in a field": b'{"prompt": "hi", "stream": true, "stream_options": {"a": 1, "a": 1}}',
+    "many fields and one twice": b'{"prompt": "hi", "metadata": {'
+    + b",".join(b'"%d": 1' % (i % 49_999) for i in range(50_000))
+    + b"}}",
     "a list": b"[]",
     "a word": b'"hi"',
     "null": b"null",
@@ -206,6 +213,31 @@ def test_a_body_that_is_no_request_is_a_400_with_a_body(client: httpx.Client, na
 
     check_error(answer, 400)
     check_alive(client)
+
+
+def test_a_missing_body_is_called_so(client: httpx.Client):
+    answer = client.post(TEXT, headers={"Content-Type": "application/json"})
+    check_error(answer, 400)
+    assert answer.json()["error"]["message"] == "there is no body"
+
+
+def test_a_compressed_body_is_called_so(client: httpx.Client):
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    check_error(client.post(TEXT, content=gzip.compress(b'{"prompt": "a"}'), headers=headers), 415, "Content-Encoding")
+    plain = {"Content-Type": "application/json", "Content-Encoding": "identity"}
+    assert client.post(TEXT, content=b'{"prompt": "a", "max_tokens": 1}', headers=plain).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/static/app.js", "/health", "/ready", "/version", "/v1/models", "/metrics"])
+def test_head_tells_what_get_would(client: httpx.Client, path: str):
+    """Probes of load balancers and of people ask like that."""
+    head, get = client.head(path), client.get(path)
+    assert head.status_code == get.status_code == 200 and head.content == b""
+    assert head.headers["content-type"] == get.headers["content-type"]
+
+
+def test_head_of_what_does_not_end_or_is_no_page_is_refused(client: httpx.Client):
+    assert [client.head(path).status_code for path in ("/live", TEXT, "/nothing")] == [405, 405, 404]
 
 
 def nested(depth: int) -> dict:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from octavo.errors import InvalidParameterError, MachineError
+from octavo.server import routes_page, security
 from octavo.server.security import Keys, read_keys
 from octavo.server.settings import ServerSettings
 from octavo.testing.scripted_llm import LocalServer, scripted_llm
@@ -151,6 +158,75 @@ def test_a_body_beyond_the_limit_is_refused_told_or_not(tiny_model: str):
     assert (told.status_code, untold.status_code) == (413, 413)
     assert (long.status_code, long_chat.status_code) == (400, 400)
     assert long_chat.json()["error"]["param"] == "messages"
+
+
+def test_a_body_that_takes_too_long_is_refused(tiny_model: str, monkeypatch: pytest.MonkeyPatch):
+    """Whether it dribbles or stops, and whether it says its length or comes in chunks without end."""
+    monkeypatch.setattr(security, "BODY_TIMEOUT_S", 0.5)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with serving(tiny_model) as server:
+        for framing, piece in (
+            (b"Content-Length: 9999\r\n\r\n", b"a"),
+            (b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n"),
+        ):
+            for dribbles in (False, True):
+                with contextlib.closing(connect(server)) as slow:
+                    slow.sendall(head + framing + piece)
+                    slow.settimeout(0.05)
+                    answer = b""
+                    while True:
+                        try:
+                            part = slow.recv(10_000)
+                            answer += part
+                            if not part:
+                                break
+                        except TimeoutError:
+                            with contextlib.suppress(ConnectionError):
+                                slow.sendall(piece * dribbles)
+                    assert answer.startswith(b"HTTP/1.1 408") and b"body-too-slow" in answer
+
+
+def test_bodies_of_all_requests_together_are_bounded(tiny_model: str, monkeypatch: pytest.MonkeyPatch):
+    """A thousand of them, each sent slowly and never to its end, would fill the memory."""
+    monkeypatch.setattr(security, "MAX_OPEN_BODIES", 2)
+    size = 40_000
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: %d\r\n\r\n" % size
+    with serving(tiny_model, max_body_bytes=size) as server, contextlib.ExitStack() as stack:
+        for _ in range(2):
+            for _ in range(2):
+                stack.enter_context(contextlib.closing(connect(server))).sendall(head + b" " * (size - 1))
+            fits = {"prompt": "a" * 100, "max_tokens": 1}
+            deadline_s = time.monotonic() + 20
+            while httpx.post(f"{server.url}/v1/completions", json=fits).status_code == 200:
+                assert time.monotonic() < deadline_s, "all bodies are there, and another is taken"
+            refused = httpx.post(f"{server.url}/v1/completions", json=fits)
+            assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["code"] == "too-many-bytes"
+            assert httpx.get(f"{server.url}/v1/models").status_code == 200, "it has no body"
+            stack.close()
+            deadline_s = time.monotonic() + 20
+            while httpx.post(f"{server.url}/v1/completions", json=fits).status_code != 200:
+                assert time.monotonic() < deadline_s, "their room is not given back"
+
+
+def test_plans_wait_in_a_short_queue(tiny_model: str, monkeypatch: pytest.MonkeyPatch):
+    gate = threading.Event()
+    real = routes_page.PlanForm.answer
+    monkeypatch.setattr(routes_page.PlanForm, "answer", lambda self, words: gate.wait(20) and real(self, words))
+    monkeypatch.setattr(routes_page, "MAX_WAITING_PLANS", 2)
+    with serving(tiny_model) as server, ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(httpx.get, f"{server.url}/plan", timeout=30) for _ in range(3)]
+        [first] = concurrent.futures.wait(asked, timeout=20, return_when=concurrent.futures.FIRST_COMPLETED).done
+        gate.set()
+        assert first.result().status_code == 429
+        assert sorted(each.result().status_code for each in asked) == [200, 200, 429]
+        assert httpx.get(f"{server.url}/plan", timeout=30).status_code == 200
+
+
+def connect(server: LocalServer) -> socket.socket:
+    address = urlsplit(server.url)
+    return socket.create_connection((address.hostname, address.port), timeout=20)
 
 
 def test_headers_without_end_are_refused(tiny_model_server: str):

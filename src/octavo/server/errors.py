@@ -142,7 +142,7 @@ def _from_validation(error: RequestValidationError) -> ApiError:
         hints = () if name in _FIELDS else did_you_mean(name, _FIELDS)  # the other endpoint may have it
         message += f" ({hints[0]})" if hints else ""
     elif first["type"] == "missing":
-        message = "is missing"
+        message = "is missing" if param else "there is no body"
     return ApiError(400, f"{param}: {message}" if param else message, code="invalid-parameter", param=param or None)
 
 

@@ -12,7 +12,7 @@ import json
 import json.decoder
 import json.scanner
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request, Response
@@ -45,7 +45,7 @@ class _YieldingDecoder(json.JSONDecoder):
     """Reads the same as its parent, in Python but for long lists of whole numbers: those it reads in parts."""
 
     def __init__(self) -> None:
-        super().__init__(parse_constant=_refuse_constant)
+        super().__init__(parse_constant=_refuse_constant, object_pairs_hook=_read_fields)
         self._num_containers = 0
         self.parse_array = self._read_array
         self.parse_object = self._read_object
@@ -84,7 +84,7 @@ def read_json(data: bytes) -> Any:
         # Not more than one before each value; those within texts cost speed, no more.
         if data.count(b",") + data.count(b"[") + data.count(b"{") > MANY_VALUES:
             return _YieldingDecoder().decode(text)
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_read_fields)
     except UnicodeDecodeError as error:
         raise ApiError(
             400, f"the body is not UTF-8: byte {error.start:,} starts no character", code=_BAD_JSON
@@ -107,6 +107,16 @@ def dump_json_yielding(value: Any) -> str:
     """Write the same as `dump_json`, for a thread: slower, but the interpreter's lock goes from hand to hand."""
     encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return "".join(encoder.iterencode(value))  # by the encoder in Python, unlike `encode`
+
+
+def _read_fields(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object, unless a name comes twice: whichever was meant, the other would be dropped in silence."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        seen: set[str] = set()
+        name = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ApiError(400, f"the body has {name[:100]!r} twice in one object", code=_BAD_JSON)
+    return fields
 
 
 def _refuse_constant(word: str) -> Any:

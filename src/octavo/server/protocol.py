@@ -65,7 +65,17 @@ def _read_stop(value: Any) -> tuple[str, ...]:
         raise ValueError("a non-empty text or a list of them was expected")
     if len(stops) > MAX_STOP_STRINGS or any(len(stop) > MAX_STOP_CHARS for stop in stops):
         raise ValueError(f"at most {MAX_STOP_STRINGS} texts of at most {MAX_STOP_CHARS:,} characters are looked for")
+    if not all(map(_is_text, stops)):
+        raise ValueError("half a surrogate pair never comes")
     return tuple(stops)
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read_bias(value: Any) -> dict[int, float]:

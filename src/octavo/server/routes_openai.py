@@ -60,9 +60,12 @@ def router(service: Service) -> APIRouter:
         name = service.check_model(body.model)
         body.sampling_params()  # refused before the text is read
         service.check_answers(len(body.prompt), body.n)
-        prompts = await service.text.run(
-            lambda: service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens),
-            num_chars=sum(map(len, body.prompt)),
+        prompts = await while_connected(
+            request,
+            service.text.run(
+                lambda: service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens),
+                num_chars=sum(map(len, body.prompt)),
+            ),
         )
         call = Completion(
             service,
@@ -80,14 +83,17 @@ def router(service: Service) -> APIRouter:
         name = service.check_model(body.model)
         body.sampling_params(required_calls(body, service.tool_format))
         tools = shown_tools(body)
-        prompt = await service.text.run(
-            lambda: service.render(
-                body.messages,
-                tools,
-                add_generation_prompt=body.add_generation_prompt,
-                variables=body.chat_template_kwargs,
+        prompt = await while_connected(
+            request,
+            service.text.run(
+                lambda: service.render(
+                    body.messages,
+                    tools,
+                    add_generation_prompt=body.add_generation_prompt,
+                    variables=body.chat_template_kwargs,
+                ),
+                num_chars=sum(len(message.content or "") for message in body.messages),
             ),
-            num_chars=sum(len(message.content or "") for message in body.messages),
         )
         call = Chat(
             service,

@@ -24,6 +24,7 @@ from octavo.server.security import Keys, read_keys
 from octavo.server.service import served_name
 from octavo.server.settings import ServerSettings
 
+MAX_WAITING_PLANS = 8
 _STATIC = files("octavo.server") / "static"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
@@ -97,6 +98,7 @@ def _add_live(routes: APIRouter, llm: AsyncLLM, settings: ServerSettings, name: 
 
 def _add_plan(routes: APIRouter, form: PlanForm) -> None:
     planning = asyncio.Lock()
+    num_waiting = 0
 
     @routes.get("/plan/form")
     async def plan_form() -> Response:
@@ -104,8 +106,15 @@ def _add_plan(routes: APIRouter, form: PlanForm) -> None:
 
     @routes.get("/plan")
     async def plan(request: Request) -> Response:
-        async with planning:  # a plan takes a third of a second of one core: one at a time
-            return json_response(await asyncio.to_thread(form.answer, dict(request.query_params)))
+        nonlocal num_waiting
+        if num_waiting >= MAX_WAITING_PLANS:
+            raise ApiError(429, "others plan already", code="too-many-plans", headers={"Retry-After": "2"})
+        num_waiting += 1
+        try:
+            async with planning:  # a plan takes a third of a second of one core: one at a time
+                return json_response(await asyncio.to_thread(form.answer, dict(request.query_params)))
+        finally:
+            num_waiting -= 1
 
 
 class Watcher:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from octavo.server.answers import while_connected
 from octavo.server.json_body import StrictRoute, json_response, large_json_response
 from octavo.server.protocol_answers import ERRORS, DetokenizeAnswer, TokenizeAnswer
 from octavo.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
@@ -19,23 +20,25 @@ def router(service: Service) -> APIRouter:
     tokenizer = service.llm.tokenizer
 
     @routes.post("/tokenize", response_model=TokenizeAnswer)
-    async def tokenize(body: TokenizeRequest) -> Response:
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Return the token ids that a prompt or chat has here, BOS and all."""
         service.check_model(body.model)
         body.check()
         num_chars = len(body.prompt or "")
-        return await large_json_response(await service.text.run(lambda: _tokenized(service, body), num_chars=num_chars))
+        work = service.text.run(lambda: _tokenized(service, body), num_chars=num_chars)
+        return await large_json_response(await while_connected(request, work))
 
     @routes.post("/detokenize", response_model=DetokenizeAnswer)
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """Return the text of token ids, special tokens included."""
         service.check_model(body.model)
 
-        def work() -> str:
+        def spell() -> str:
             tokenizer.check_ids(body.tokens, param="tokens")
             return tokenizer.decode(body.tokens, skip_special_tokens=False)
 
-        return json_response({"prompt": await service.text.run(work, num_chars=len(body.tokens))})
+        work = service.text.run(spell, num_chars=len(body.tokens))
+        return json_response({"prompt": await while_connected(request, work)})
 
     return routes
 

@@ -8,6 +8,7 @@ body         application/json for POST, so that a form of another page cannot se
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import ipaddress
@@ -25,11 +26,14 @@ from octavo.server.json_body import json_response
 from octavo.server.settings import MAX_HEADER_BYTES, ServerSettings
 
 BODY_TIMEOUT_S = 60.0
+MAX_OPEN_BODIES = 64
+"""Bodies of the largest size that the requests in progress may have together."""
 MAX_KEYS = 1000
 _MAX_KEY_FILE_BYTES = 1 << 20
 _OPEN_PATHS = frozenset({"/health"})
 _OPEN_PAGES = frozenset({"/", "/favicon.ico"})
 """The page's own files are the same everywhere; what it shows, it asks for with a key."""
+_ENDLESS_PATHS = frozenset({"/live"})
 _OPERATOR_PATHS = ("/kv", "/requests")
 
 
@@ -42,6 +46,7 @@ class Door:
         self._keys = Keys(keys)
         self._operator = Keys([settings.operator_key] if settings.operator_key else [])
         self._hosts = _Hosts(settings)
+        self._bodies = _Bodies(MAX_OPEN_BODIES * settings.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,7 +58,10 @@ class Door:
             scope["state"]["ended"] = error.code
             await json_response(error.body(), error.status_code, error.headers)(scope, receive, send)
             return
-        await self._app(scope, _Body(receive, self._settings.max_body_bytes).receive, send)
+        if scope["method"] == "HEAD" and scope["path"] not in _ENDLESS_PATHS:
+            scope = {**scope, "method": "GET"}  # whoever sends the answer leaves its body out
+        with contextlib.closing(_Body(receive, self._settings.max_body_bytes, self._bodies)) as body:
+            await self._app(scope, body.receive, send)
 
     def _check(self, scope: Scope) -> None:
         if scope["state"].get("is_beyond_limit") and scope["path"] not in _OPEN_PATHS:
@@ -69,7 +77,7 @@ class Door:
         self._hosts.check(headers.get("host"))
         self._check_key(scope, headers)
         if scope["method"] == "POST":
-            _check_content_type(headers)
+            _check_content(headers)
         self._check_length(headers)
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
@@ -164,12 +172,21 @@ class _Hosts:
         )
 
 
-class _Body:
-    """A request's body, as long as it is neither too large nor too slow."""
+class _Bodies:
+    """What all requests in progress have sent together: each body is held until its request has been answered."""
 
-    def __init__(self, receive: Receive, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+
+
+class _Body:
+    """A request's body, as long as it is neither too large nor too slow, and there is room for it."""
+
+    def __init__(self, receive: Receive, max_bytes: int, bodies: _Bodies) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
+        self._bodies = bodies
         self._num_bytes = 0
         self._is_complete = False
         self._deadline_s = asyncio.get_running_loop().time() + BODY_TIMEOUT_S
@@ -185,10 +202,24 @@ class _Body:
                 408, f"the body took more than {BODY_TIMEOUT_S:g} s", code="body-too-slow", headers=_CLOSE
             ) from None
         self._is_complete = not message.get("more_body", False)
-        self._num_bytes += len(message.get("body", b""))
+        num_bytes = len(message.get("body", b""))
+        self._num_bytes += num_bytes
+        self._bodies.num_bytes += num_bytes
         if self._num_bytes > self._max_bytes:
             raise _too_large(self._max_bytes)
+        if self._bodies.num_bytes > self._bodies.max_bytes:
+            raise ApiError(
+                429,
+                f"requests with more than {self._bodies.max_bytes:,} bytes together are in progress",
+                code="too-many-bytes",
+                headers={"Retry-After": "1", **_CLOSE},
+            )
         return message
+
+    def close(self) -> None:
+        """Give its room back."""
+        self._bodies.num_bytes -= self._num_bytes
+        self._num_bytes = 0
 
 
 _CLOSE = {"Connection": "close"}
@@ -199,10 +230,14 @@ def _too_large(max_bytes: int) -> ApiError:
     return ApiError(413, message, code="body-too-large", headers=_CLOSE)
 
 
-def _check_content_type(headers: Headers) -> None:
+def _check_content(headers: Headers) -> None:
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "send the header `Content-Type: application/json`", code="not-json", param="Content-Type")
+    if headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise ApiError(
+            415, "compressed bodies are not read: leave out Content-Encoding", code="encoded", param="Content-Encoding"
+        )
 
 
 def is_operator_path(path: str) -> bool:
