@@ -152,8 +152,8 @@ def test_size_is_read_exactly():
         ("memory", "--memory", "24", "`--memory 24GiB`"),
         ("memory", "memory", "24", "`--memory 24GiB`"),
         ("memory", "OCTAVO_MEMORY", "24", "`OCTAVO_MEMORY=24GiB`"),
-        ("block_size", "OCTAVO_BLOCK_SIZE", "sixteen", "`OCTAVO_BLOCK_SIZE=4096`"),
-        ("block_size", "--block-size", "0", "`--block-size 4096`"),
+        ("block_size", "OCTAVO_BLOCK_SIZE", "sixteen", "`OCTAVO_BLOCK_SIZE=16`"),
+        ("block_size", "--block-size", "0", "`--block-size 16`"),
         ("threads", "--threads", "0", "`--threads 8`"),
     ],
 )

@@ -296,9 +296,11 @@ def test_reservations_ignore_windows_and_fit_only_what_they_hold():
     assert not plan(**asked, kv_allocator="reserved").fits
 
 
-def test_a_shared_prefix_longer_than_the_requests_is_all_of_them():
+def test_prompts_may_be_all_prefix_and_no_more():
     asked = {"model": "llama-3-8b", "device": "h100", "lengths": "100:100", "max_model_len": "8k"}
-    assert plan(**asked, shared_prefix=10**6).concurrency_at_lengths > plan(**asked).concurrency_at_lengths
+    assert plan(**asked, shared_prefix=100).concurrency_at_lengths > plan(**asked).concurrency_at_lengths
+    with pytest.raises(InvalidParameterError, match="more than any prompt has"):
+        plan(**asked, shared_prefix=101)
 
 
 def test_a_reservation_holds_fewer_than_blocks_on_demand():
@@ -561,3 +563,57 @@ def test_weights_that_have_to_be_packed_already_are_said_to_be_and_no_command_is
     assert any(f"packed as {dtype}" in each.text for each in found.advice)
     published = plan_for(question(model="gpt-oss-20b", device="h100-80gb", weight_dtype="mxfp4"))
     assert published.next_command.startswith("vllm serve openai/gpt-oss-20b")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words", "hint"),
+    [
+        ({"device": "l4", "lengths": "1155:0"}, "no prompt:output length", "`--lengths 1155:211`"),
+        ({"device": "h100", "devices": 3}, "32 heads cannot be shared", "`--devices 2`"),
+        ({"device": "h100", "devices": 6, "pipeline_parallel_size": 2}, "shared equally by 3", "`--devices 4`"),
+        ({"device": "h100", "devices": 0}, "is not a count", "`--devices 8`"),
+        ({"device": "l4", "block_size": 0}, "is not a count", "`--block-size 16`"),
+        ({"device": "l4", "shared_prefix": 8192}, "more than any prompt has", "`--shared-prefix 8191`"),
+        (
+            {"device": "l4", "shared_prefix": 2000, "lengths": "100:10,1155:211"},
+            "more than any prompt has",
+            "`--shared-prefix 1155`",
+        ),
+        ({"device": "l4", "itl": "61min"}, "is no limit", "leave out --itl"),
+        ({"device": "l4", "max_num_batched_tokens": 8, "max_num_seqs": 64}, "is less than", "`--max-num-seqs 8`"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_with_a_hint_that_works(asked, words, hint):
+    with pytest.raises(InvalidParameterError, match=words) as caught:
+        plan_for(question(model="llama-3-8b", **asked))
+    assert any(hint in each for each in caught.value.hints), caught.value.hints
+    if hint.startswith("`--"):
+        name, _, value = hint.strip("`").removeprefix("--").partition(" ")
+        plan_for(question(model="llama-3-8b", **{**asked, name.replace("-", "_"): value}))
+
+
+@pytest.mark.parametrize("other", [{"enable_prefix_caching": "false"}, {"kv_allocator": "reserved"}])
+def test_a_prefix_that_nothing_shares_is_refused(other):
+    with pytest.raises(InvalidParameterError) as caught:
+        plan_for(question(model="llama-3-8b", device="l4", shared_prefix=1024, **other))
+    assert caught.value.param == "shared_prefix"
+
+
+def test_a_target_counts_in_a_check():
+    asked = {"model": "llama-3-8b", "device": "l4", "max_model_len": 8192}
+    assert plan_for(question(**asked)).holds_target is None
+    enough = plan_for(question(**asked, target_concurrency=4))
+    assert enough.holds_target and enough.is_as_asked
+    enough.check()
+    for more in ({"target_concurrency": 64}, {"target_concurrency": 4, "max_num_seqs": 2}):
+        short = plan_for(question(**asked, **more))
+        assert short.fits and short.holds_target is False and not short.is_as_asked
+        with pytest.raises(CapacityError, match="does not hold") as caught:
+            short.check()
+        assert caught.value.hints
+        for hint in caught.value.hints:
+            words = shlex.split(hint.strip("`"))
+            pairs = zip(words[::2], words[1::2], strict=True)
+            changes = {name.removeprefix("--").replace("-", "_"): value for name, value in pairs}
+            assert plan_for(question(**{**asked, **more, **changes})).holds_target

@@ -54,7 +54,7 @@ def _without(source: Source, *names: str) -> Source:
               help="A start-up log of vLLM or SGLang that corrects the rules, or what `octavo bench kernels --json` "
               "measured")  # fmt: skip
 @click.option("--check", "is_checked", cls=GroupedOption, group="Output", is_flag=True,
-              help="Exit with 3 when it does not fit, and name the nearest fit")  # fmt: skip
+              help="Exit with 3 when it does not fit, or does not hold the target, and name what would")  # fmt: skip
 @click.option("--report", "report_path", cls=GroupedOption, group="Output", metavar="FILE", type=Path,
               help="Write a page with bars and curves, complete in one file")  # fmt: skip
 @click.option("--list-models", "is_listing_models", cls=GroupedOption, group="Output", is_flag=True,
@@ -93,7 +93,7 @@ def command(
         from octavo.cli.plan_view import print_answer, print_plan
 
         (print_answer if output.is_quiet else print_plan)(plan)
-    if is_checked and not plan.fits:
+    if is_checked and not plan.is_as_asked:
         if output.is_json:
             raise click.exceptions.Exit(3)
         plan.check()

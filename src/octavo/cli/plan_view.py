@@ -45,6 +45,8 @@ def print_answer(plan: Plan) -> None:
     words = [_verdict(plan).plain[2:]]
     if plan.concurrency_at_lengths is not None:
         words.append(f"{plan.concurrency_at_lengths:,.2f} of the asked lengths")
+    elif plan.lengths is not None and plan.fits:
+        words.append("all of the asked lengths are longer")
     if plan.ceilings is not None and plan.ceilings.device_requests is not None and plan.ceilings.itl_s is not None:
         words.append(f"the device holds {plan.ceilings.device_requests:,} at {_ms(plan.ceilings.itl_s)} a token")
     click.echo("; ".join(words))
@@ -178,6 +180,8 @@ def _verdict(plan: Plan) -> Text:
             ("✓ ", "green"), (text, "bold"), f"; the longest that fits has {plan.longest_fitting_len:,}"
         )
     longest = plan.longest_fitting_len
+    if plan.refusal is not None and longest and longest >= plan.max_model_len:
+        return Text.assemble(("✗ ", "red"), ("does not fit", "bold"), f": {plan.refusal.message}")
     rest = f"; the longest that fits has {longest:,} tokens" if longest else "; not even one block of KV cache is left"
     return Text.assemble(("✗ ", "red"), ("does not fit", "bold"), rest)
 
@@ -240,6 +244,8 @@ def _ceilings_table(ceilings: Ceilings) -> Table:
 
 
 def _ms(seconds: float) -> str:
+    if seconds < 1e-4:
+        return f"{seconds * 1e6:,.3g} us"
     return f"{seconds * 1000:,.1f} ms" if seconds < 10 else f"{seconds:,.1f} s"
 
 

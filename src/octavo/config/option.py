@@ -199,7 +199,7 @@ class Option:
         if isinstance(value, int) and not isinstance(value, bool):
             number = value
         elif isinstance(value, str):
-            example = 4096 if self.maximum >= 4096 else 8
+            example = min(4096, max(16, self.maximum // 256)) if self.unit == "tokens" else 8
             is_count = self.kind == "count"
             number = parse_count(value, param=param, example=example) if is_count else _int_or_none(value)
         if number is None or not self.minimum <= number <= self.maximum:

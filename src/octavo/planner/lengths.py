@@ -164,7 +164,10 @@ def parse_lengths(text: str, *, param: str = "lengths") -> Lengths:
         match = _CLASS.fullmatch(part.strip().lower())
         if match is None:
             raise _unreadable(text, param)
-        prompt, output = (parse_count(match.group(number), param=param) for number in (1, 2))
+        try:
+            prompt, output = (parse_count(match.group(number), param=param) for number in (1, 2))
+        except InvalidParameterError as error:
+            raise _unreadable(text, param) from error
         if max(prompt, output) > _MAX_TOKENS or (match.group(3) and int(match.group(3)) < 1):
             raise _unreadable(text, param)
         classes.append(LengthClass(prompt, output, int(match.group(3) or 1)))
@@ -204,7 +207,7 @@ def _unreadable(text: str, param: str) -> InvalidParameterError:
     return InvalidParameterError(
         f"{quote(text)} is no prompt:output length",
         param=param,
-        because="it is prompt:output in tokens, or several with weights, separated by commas",
+        because="it is prompt:output, each of at least 1 token, or several with weights, separated by commas",
         hints=(f"write for example `--{param} 1155:211` or `--{param} 500:100x3,8k:500`",),
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from octavo.errors import CapacityError, InvalidParameterError
 from octavo.models.shape import ModelShape
+from octavo.planner.advice import rank_options
 from octavo.planner.block_counts import longest_fitting
 from octavo.planner.calibrate import Calibration
 from octavo.planner.devices import Device
@@ -162,7 +163,8 @@ def _budget(
 ) -> tuple[EngineBudget, str]:
     """Return how the engine spends the memory, and how it stores the weights."""
     shape, (tensor, stages) = subject.shape, ranks
-    _check_ranks(shape.num_heads, len(shape.layers), tensor, stages)
+    _check_ranks(question, shape.num_heads, len(shape.layers), tensor, stages)
+    _check_batch(question)
     engine: OtherEngine = "sglang" if question.engine == "sglang" else "vllm"
     weights, weights_as = subject.weights_on_one(
         question.weight_dtype, tensor=tensor, stages=stages, is_padded=engine == "vllm"
@@ -276,14 +278,26 @@ def _check_positions(shape: ModelShape, length_limit: int) -> None:
         )
 
 
-def _check_ranks(num_heads: int, num_layers: int, tensor: int, stages: int) -> None:
+def _check_batch(question: PlanQuestion) -> None:
+    tokens, requests = question.max_num_batched_tokens, question.max_num_seqs
+    if question.engine == "vllm" and tokens is not None and requests is not None and tokens < requests:
+        raise InvalidParameterError(
+            f"{tokens:,} is less than max_num_seqs = {requests:,}",
+            param="max_num_batched_tokens",
+            because="vLLM starts only with a token of a step for every request",
+            hints=(f"`--max-num-batched-tokens {requests}`", f"`--max-num-seqs {tokens}`"),
+        )
+
+
+def _check_ranks(question: PlanQuestion, num_heads: int, num_layers: int, tensor: int, stages: int) -> None:
     if tensor > 1 and num_heads % tensor:
-        fitting = [each for each in range(tensor, 0, -1) if num_heads % each == 0]
+        fitting = next(each for each in range(tensor, 0, -1) if num_heads % each == 0)
+        options = rank_options(question, fitting, stages)
         raise InvalidParameterError(
             f"{num_heads} heads cannot be shared equally by {tensor} devices",
             param="tensor_parallel_size",
             because="tensor parallelism gives each device whole heads",
-            hints=(f"`--tensor-parallel-size {fitting[0]}`",),
+            hints=("`" + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items()) + "`",),
         )
     if stages > num_layers:
         raise InvalidParameterError(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from octavo.config.machine import Machine
-from octavo.errors import CapacityError
+from octavo.errors import CapacityError, InvalidParameterError
 from octavo.planner.advice import Advice, find_advice
 from octavo.planner.curves import Curve, find_curves
 from octavo.planner.lengths import Lengths, read_trace
@@ -25,13 +25,14 @@ from octavo.planner.roofline import DeviceSpeed, roofline_speed
 from octavo.planner.sizer import Sizer, choose_engine, device_of, ranks
 from octavo.planner.sizing import GroupCost, Sizing
 from octavo.planner.subject import Subject
-from octavo.planner.targets import TargetAnswer, find_targets
+from octavo.planner.targets import TargetAnswer, find_targets, holds_target
 from octavo.planner.two_ceilings import Ceilings, find_ceilings
 
 if TYPE_CHECKING:
     from octavo.planner.calibrate import TermDifference
 
 SCHEMA = "octavo.plan/1"
+_MOST_HINTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,7 @@ class Plan:
         curves: Requests at once against their length, for each KV dtype.
         calibration: What a start-up log says of each term, against the rule.
         targets: What would hold `--target-concurrency` requests.
+        holds_target: Whether the plan itself does; `None` without a target.
         ceilings: How many requests memory holds, and how many the device holds at the asked inter-token latency.
     """
 
@@ -138,6 +140,7 @@ class Plan:
     curves: tuple[Curve, ...]
     target_concurrency: int | None
     targets: tuple[TargetAnswer, ...]
+    holds_target: bool | None
     calibration: tuple[TermDifference, ...]
     next_command: str
     refusal: CapacityError | None = field(compare=False)
@@ -150,14 +153,28 @@ class Plan:
                 values[each.name] = _plain(getattr(self, each.name))
         return values
 
+    @property
+    def is_as_asked(self) -> bool:
+        """Whether the engine starts, and holds the target if there is one."""
+        return self.fits and self.holds_target is not False
+
     def check(self) -> None:
-        """Return when the plan fits.
+        """Return when the plan fits, and holds as many requests as were asked for.
 
         Raises:
-            CapacityError: it does not; the hints are changes that were tried and fit.
+            CapacityError: it does not; the hints are changes that were tried and do.
         """
-        if self.fits:
+        if self.is_as_asked:
             return
+        if self.fits:
+            held = f"{self.max_concurrency:,.2f} of {self.max_model_len:,} tokens"
+            if self.concurrency_at_lengths is not None:
+                held = f"{self.concurrency_at_lengths:,.2f} of the asked lengths"
+            raise CapacityError(
+                f"{self.model} does not hold {self.target_concurrency:,} requests at once here",
+                because=f"it holds {held}, in {self.max_num_seqs:,} seats",
+                hints=tuple(f"`{each.flags}`" for each in self.targets if each.flags)[:_MOST_HINTS],
+            )
         changes = tuple(f"`{each.flags}`" for each in self.advice if each.kind == "change")
         missing = next(each.text for each in self.advice if each.kind == "warning")
         because = self.refusal.because if self.refusal else ""
@@ -198,6 +215,7 @@ def _plan(sizer: Sizer, question: PlanQuestion, speed: DeviceSpeed | None, *, en
         speed = roofline_speed(device, weight_dtype=question.weight_dtype)
     tensor, stages = ranks(question)
     counted = lengths.up_to(sizing.max_model_len) if lengths else None
+    _check_prefix(question, sizing, lengths)
     at_lengths = sizing.concurrency_at(counted, shared_tokens=question.shared_prefix or 0) if counted else None
     return Plan(
         model=subject.name,
@@ -246,10 +264,23 @@ def _plan(sizer: Sizer, question: PlanQuestion, speed: DeviceSpeed | None, *, en
         curves=find_curves(sizer, question, sizing),
         target_concurrency=question.target_concurrency,
         targets=find_targets(sizer, question, sizing, lengths) if question.target_concurrency else (),
+        holds_target=holds_target(sizer, question, sizing, lengths) if question.target_concurrency else None,
         calibration=sizer.calibration.terms if sizer.calibration else (),
         next_command=next_command(question, sizing, subject),
         refusal=sizing.refusal,
     )
+
+
+def _check_prefix(question: PlanQuestion, sizing: Sizing, lengths: Lengths | None) -> None:
+    """Refuse a prefix that no prompt can have."""
+    longest = max(each.num_prompt_tokens for each in lengths.classes) if lengths else sizing.length_limit - 1
+    if question.shared_prefix is not None and question.shared_prefix > longest:
+        raise InvalidParameterError(
+            f"{question.shared_prefix:,} tokens are more than any prompt has",
+            param="shared_prefix",
+            because=f"the longest has {longest:,}",
+            hints=(f"`--shared-prefix {longest}`",) if longest else ("leave out --shared-prefix",),
+        )
 
 
 def _sources(sizing: Sizing, model_source: str) -> list[SourceLine]:

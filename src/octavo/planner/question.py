@@ -17,11 +17,12 @@ from octavo.config.option import Option, did_you_mean, option
 from octavo.config.sources import Source, overruled_pool_sizes
 from octavo.errors import InvalidParameterError
 from octavo.planner.lengths import Lengths, parse_lengths
-from octavo.units import parse_duration_s
+from octavo.units import parse_duration_s, quote
 
 EngineName = Literal["octavo", "vllm", "sglang"]
 Purpose = Literal["offline", "serving"]
 AUTO = "auto"
+_MAX_ITL_S = 3600
 _SGLANG_NAMES = {
     "model": ("model_path",),
     "max_model_len": ("context_length",),
@@ -225,7 +226,15 @@ class PlanQuestion:
 
     @property
     def itl_s(self) -> float | None:
-        return None if self.itl is None else parse_duration_s(self.itl, param="itl")
+        seconds = None if self.itl is None else parse_duration_s(self.itl, param="itl")
+        if seconds is not None and seconds > _MAX_ITL_S:
+            raise InvalidParameterError(
+                f"{quote(self.itl)} between two tokens is no limit",
+                param="itl",
+                because=f"more than {_MAX_ITL_S // 60} minutes are more than anybody waits",
+                hints=("leave out --itl",),
+            )
+        return seconds
 
     @property
     def asked_lengths(self) -> Lengths | None:
@@ -318,6 +327,20 @@ def _check_pairs(question: PlanQuestion) -> None:
             param="lengths",
             because="both say how long requests are",
             hints=("give one of them",),
+        )
+    if question.shared_prefix is not None and not question.enable_prefix_caching:
+        raise InvalidParameterError(
+            "given without prefix caching",
+            param="shared_prefix",
+            because="what prompts have in common is held once only where prefixes are cached",
+            hints=("leave out --shared-prefix", "leave out --no-prefix-caching"),
+        )
+    if question.shared_prefix is not None and question.kv_allocator == "reserved":
+        raise InvalidParameterError(
+            "given with reserved runs",
+            param="shared_prefix",
+            because="contiguous reservations cannot share blocks",
+            hints=("leave out --shared-prefix", "`--kv-allocator paged`"),
         )
     ranks = (question.tensor_parallel_size or 1) * (question.pipeline_parallel_size or 1)
     is_cut = question.tensor_parallel_size is not None or question.pipeline_parallel_size is not None

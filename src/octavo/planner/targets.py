@@ -53,6 +53,13 @@ def find_targets(
     return tuple(search.own_device()) + tuple(search.copies()) + tuple(search.other_devices())
 
 
+def holds_target(sizer: Sizer, question: PlanQuestion, base: Sizing, lengths: Lengths | None) -> bool:
+    """Tell whether the plan as it stands holds them, seats included."""
+    assert question.target_concurrency is not None, "asked only where there is a target"
+    search = _Search(sizer, question, base, lengths, question.target_concurrency)
+    return base.fits and base.max_num_seqs >= search.target and search.concurrency(base) >= search.target
+
+
 @dataclass(frozen=True, slots=True)
 class _Search:
     sizer: Sizer
