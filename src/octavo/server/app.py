@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from octavo.errors import OctavoError
@@ -90,5 +91,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 
 async def _answer_error(_request: Request, error: Exception) -> Response:
+    if isinstance(error.__cause__, ClientDisconnect):
+        raise error.__cause__  # FastAPI takes a client that left for a body that cannot be read
     answered = to_api_error(error)
     return json_response(answered.body(), answered.status_code, answered.headers)

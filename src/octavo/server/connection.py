@@ -115,10 +115,24 @@ class Connection(H11Protocol):
             status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
             message, code = _NO_HTTP.get(status, _NO_HTTP[400])
             self._send_error(ApiError(status, message, code=code))
-        if self._is_answering:
-            self.cycle.disconnected = True  # whoever waits for the rest of its body need not
-            self.cycle.message_event.set()
+        self._give_up()
         self._close()
+
+    def shutdown(self) -> None:
+        """Close if nothing is being answered; what has not been asked to its end is answered here."""
+        if self._is_answering and self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.SEND_RESPONSE:
+            headers = {"Retry-After": "1"}
+            self._send_error(
+                ApiError(503, "the server stops, and the body was not there yet", code="stopping", headers=headers)
+            )
+            self._give_up()
+            self._close()
+        else:
+            super().shutdown()
+
+    def abort(self) -> None:
+        """Close, whatever the client has not read yet."""
+        self.transport.abort()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Say nothing: a request to speak something else is answered as if it had not asked, as it may be."""
@@ -147,6 +161,12 @@ class Connection(H11Protocol):
             and not self.transport.is_closing()
         )
 
+    def _give_up(self) -> None:
+        """Let whoever waits for more of a request go on."""
+        if self._is_answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
     def _send_error(self, error: ApiError) -> None:
         body = dump_json(error.body()).encode()
         headers = [
@@ -155,6 +175,7 @@ class Connection(H11Protocol):
             (b"content-length", b"%d" % len(body)),
             (b"connection", b"close"),
             (b"x-request-id", secrets.token_hex(12).encode()),
+            *((name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()),
         ]
         response = h11.Response(
             status_code=error.status_code, headers=headers, reason=STATUS_PHRASES[error.status_code]

@@ -36,6 +36,8 @@ from octavo.server.settings import MAX_HEADER_BYTES, ServerSettings
 
 FLUSH_S = 2.0
 """What clients get to read their last event, once everything has been aborted."""
+GIVE_UP_S = 0.3
+"""How long what belongs to a client may take to end once it has been given up."""
 STOP_ENGINE_S = 3.0
 KEEP_CONNECTION_S = 75
 """Idle connections stay open for longer than clients (5 s) and proxies (60 s) keep theirs: who closes first must not
@@ -76,6 +78,20 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does it, but just before it would cancel what is left, clients that do not read are given up."""
+        timeout_s = self.config.timeout_graceful_shutdown or 0
+        timer = asyncio.get_running_loop().call_later(timeout_s - GIVE_UP_S, self._give_up_clients)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+    def _give_up_clients(self) -> None:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.abort()
 
 
 class Lifecycle:
@@ -121,6 +137,7 @@ class Lifecycle:
         try:
             return asyncio.run(self._run(sock))
         finally:
+            gc.unfreeze()
             sock.close()
 
     async def _run(self, sock: socket.socket) -> int:
