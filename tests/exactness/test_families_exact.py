@@ -114,6 +114,7 @@ def test_company_chunks_hits_preemption_blocks_and_threads_change_no_bit(family,
     assert squeezed.metrics.num_preemptions > 0
     for other in (batch, chunked, warm, squeezed, wide):
         assert other.answers == alone.answers
+        assert other.kv_digests == alone.kv_digests
     assert len({answer for answers in alone.answers for answer in answers}) > 1, "answers depend on prompts"
 
 

@@ -7,30 +7,24 @@ asserts that the pressure it is about was there. Weights, families and sampling 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from octavo import LLM
 from octavo.config.engine import KVDtype
-from octavo.config.sources import Source, keyword_source
 from octavo.core.kv_cache import GroupSpec
 from octavo.core.sampling import SamplingParams
 from octavo.core.step import NULL_BLOCK, StepPlan
-from octavo.errors import InvalidParameterError
-from octavo.llm.plan import plan_for
 from octavo.models.decoder import emit_decoder
 from octavo.models.kv_record import is_quantised
 from octavo.models.sparse import NUM_DENSE_LAYERS, with_sparse_blocks
-from octavo.planner.question import question_from
 from octavo.runtime.native_runner import NativeRunner
 from octavo.runtime.reference_runner import ReferenceRunner
 from octavo.testing.exact_runs import ExactRun, KVReadingRunner, Pressure, run
 from octavo.testing.native_probe import pack_arrays
 from octavo.testing.random_weights import RandomModel, make_random_model
-from octavo.testing.tiny_models import TinyModel, write_hf_model
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 FULL = {"windows": (None,) * 4}
@@ -301,6 +295,28 @@ def test_forks_equal_seeded_singles(subject: Subject, is_tight: bool) -> None:
     assert all(len(set(answers)) == params.n for answers in forked.answers), "seeds differ, so answers do"
 
 
+def test_contexts_of_several_splits_change_no_bit(subject: Subject) -> None:
+    """Rows are folded in splits of 512 tokens, which threads share, and which forks visit together."""
+    if subject.cell.runner == "reference":
+        pytest.skip("its sums have no splits")
+    prompts = [tokens(1100)]
+    params = SamplingParams(temperature=1.0, max_tokens=12, logprobs=3, seed=5)
+    calm = subject.run(prompts, params, max_num_batched_tokens=2048, max_model_len=1200)
+
+    chunked = subject.run(prompts, params, max_num_batched_tokens=33, max_model_len=1200, threads=2)
+    warm = subject.run(prompts, params, block_size=48, is_caching=True, num_rounds=2, max_model_len=1200, threads=3)
+    several = replace(params, n=3)
+    forked = subject.run(prompts, several, max_num_seqs=3, max_model_len=1200, threads=3)
+
+    assert warm.metrics.num_hit_tokens == len(prompts[0]) - 1
+    assert_same_bits(chunked, calm)
+    assert_same_bits(warm, calm)
+    for k in range(several.n):
+        single = subject.run(prompts, replace(params, seed=5 + k), max_model_len=1200)
+        assert forked.answers[0][k] == single.answers[0][0] and forked.kv_digests[0][k] == single.kv_digests[0][0]
+    assert forked.max_requests_in_a_step == several.n and forked.answers[0][0] == calm.answers[0][0]
+
+
 def test_all_of_it_at_once_changes_no_bit(subject: Subject, alone: ExactRun) -> None:
     everything = subject.run(
         num_blocks=subject.few_blocks(220, 48) + 5,
@@ -339,66 +355,3 @@ def test_every_dtype_answers_in_its_own_way() -> None:
     assert len({repr(each) for each in (*answers, skipping)}) == len(DTYPES) + 1
     assert [is_quantised(dtype) for dtype in DTYPES] == [False] * 3 + [True] * 3
     assert {layer >= NUM_DENSE_LAYERS for layer in SKIPPED_LAYERS} == {False, True}
-
-
-# ---- cells that there are not: refused where they are asked for, by a start and by a plan ----
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    parent = tmp_path_factory.mktemp("refused")
-    models = {
-        "full": TinyModel(num_layers=4),
-        "windowed": TinyModel(architecture="mistral", sliding_window=32),
-        "heads of 6": TinyModel(head_dim=6),
-    }
-    return {name: str(write_hf_model(model, parent / name)) for name, model in models.items()}
-
-
-REFUSED = {
-    "sparse under a window of the model": ("windowed", {"sparse_blocks": 4}, "sparse_blocks"),
-    "sparse under a window that was asked for": (
-        "full",
-        {"sparse_blocks": 4, "attention_window": 64},
-        "sparse_blocks",
-    ),
-    "a window over a window": ("windowed", {"attention_window": 64}, "attention_window"),
-    "bounds of heads that are no multiple of four": ("heads of 6", {"sparse_blocks": 4}, "sparse_blocks"),
-    "skipped layers of a cache in 16 bit": (
-        "full",
-        {"kv_cache_dtype": "f16", "kv_cache_dtype_skip_layers": (1,)},
-        "kv_cache_dtype_skip_layers",
-    ),
-    "a skipped layer that is not there": (
-        "full",
-        {"kv_cache_dtype": "int4", "kv_cache_dtype_skip_layers": (4,)},
-        "kv_cache_dtype_skip_layers",
-    ),
-    "sinks without a window": ("full", {"attention_sinks": 4}, "attention_sinks"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize("dtype", ["auto", "int4"])
-def test_combinations_that_are_not_there_are_refused_with_a_way_out(
-    folders: dict[str, str], name: str, dtype: str
-) -> None:
-    model, options, param = REFUSED[name]
-    asked = {"num_blocks": 300, "kv_cache_dtype": dtype, **options}
-
-    for ask in (start, plan):
-        with pytest.raises(InvalidParameterError) as caught:
-            ask(folders[model], asked)
-        assert caught.value.param == param and caught.value.because, ask
-    ways_out = [hint.removeprefix("leave out --").replace("-", "_") for hint in caught.value.hints]
-    for way_out in ways_out:
-        if way_out in asked:
-            start(folders[model], {key: value for key, value in asked.items() if key != way_out})
-
-
-def start(folder: str, options: dict[str, Any]) -> None:
-    LLM(folder, **options)
-
-
-def plan(folder: str, options: dict[str, Any]) -> None:
-    plan_for(question_from(keyword_source({"model": folder}), Source(name="test", values=options, spellings={})))
