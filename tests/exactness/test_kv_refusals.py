@@ -1,4 +1,4 @@
-"""Cells of the matrix that there are not: refused where they are asked for, by a start and by a plan, with a way out."""
+"""Cells of the matrix that there are not: a start and a plan refuse them, and say what to leave out."""
 
 from __future__ import annotations
 
