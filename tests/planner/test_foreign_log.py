@@ -70,7 +70,16 @@ def test_what_a_token_costs_gives_another_model_of_the_same_weights_away():
 def test_a_log_of_another_cut_or_release_names_both():
     with pytest.raises(InvalidParameterError, match="tensor parallel size 2, the plan is for tensor") as caught:
         check(log("vllm_0_19_tp2"), QWEN25, device="h100-80gb", devices=4)
-    assert "`--tensor-parallel-size 2 --pipeline-parallel-size 1`" in caught.value.hints
+    assert caught.value.hints[0] == "`--devices 2`"
+    with pytest.raises(InvalidParameterError, match="the plan is for tensor parallel size 1 and 2 stages") as caught:
+        check(log("vllm_0_19_tp2"), QWEN25, pipeline_parallel_size=2)
+    assert caught.value.hints[0] == "`--devices 2 --pipeline-parallel-size 1`"
+    # This one does not say how it was cut, but a quarter of the heads would take a quarter of the bytes.
+    with pytest.raises(
+        InvalidParameterError, match=r"log is of tensor parallel size 1, the plan is for .* 4"
+    ) as caught:
+        check(log("vllm_0_30"), LLAMA, tensor_parallel_size=4)
+    assert caught.value.hints[0] == "`--tensor-parallel-size 1`"
     with pytest.raises(InvalidParameterError, match=r"vllm 0\.19\.0, the plan is for 0\.11") as caught:
         check(log("vllm_0_19_tp2"), QWEN25, engine_version="0.11")
     assert caught.value.hints == ("`--engine-version 0.19`",)

@@ -617,3 +617,49 @@ def test_a_target_counts_in_a_check():
             pairs = zip(words[::2], words[1::2], strict=True)
             changes = {name.removeprefix("--").replace("-", "_"): value for name, value in pairs}
             assert plan_for(question(**{**asked, **more, **changes})).holds_target
+
+
+@pytest.mark.parametrize("limits", ["NaN, 1", "1e400, 1", "-5, 1", "0, 1", '"20", 1', "true, 1", "null, 1", "20, 1e12"])
+def test_a_speed_that_no_machine_has_is_refused(limits, tmp_path):
+    read, multiplied = limits.split(", ")
+    (tmp_path / "speed.json").write_text(
+        f'{{"schema": "octavo.bench.kernels/1", "limits": {{"memory_read_gb_per_s": {read},'
+        f' "matrix_product_gflop_per_s": {multiplied}}}}}'
+    )
+    with pytest.raises(InvalidParameterError, match="holds no measured speed") as caught:
+        plan_for(question(model="smollm2-135m", memory="1GiB"), calibrate_path=tmp_path / "speed.json")
+    assert "octavo bench kernels --json" in caught.value.hints[0]
+
+
+def test_another_document_of_octavo_is_told_from_a_log(tmp_path):
+    (tmp_path / "plan.json").write_text(json.dumps({"schema": "octavo.plan/1"}))
+    with pytest.raises(InvalidParameterError, match="holds no measured speed") as caught:
+        plan_for(question(model="smollm2-135m", memory="1GiB"), calibrate_path=tmp_path / "plan.json")
+    assert "it is 'octavo.plan/1'" in caught.value.because
+
+
+@pytest.mark.parametrize("asked", [{"device": "h100"}, {"memory": "24GiB", "engine": "vllm"}])
+def test_the_speed_of_a_cpu_is_not_taken_for_a_gpu(asked, tmp_path):
+    measured = {
+        "schema": "octavo.bench.kernels/1",
+        "limits": {"memory_read_gb_per_s": 20.0, "matrix_product_gflop_per_s": 150.0},
+    }
+    (tmp_path / "speed.json").write_text(json.dumps(measured))
+    with pytest.raises(InvalidParameterError, match="holds a CPU's speed"):
+        plan_for(question(model="llama-3-8b", itl="50ms", **asked), calibrate_path=tmp_path / "speed.json")
+
+
+def test_a_log_as_some_shells_write_it_is_read(tmp_path):
+    text = (LOGS / "vllm_0_30.log").read_text(encoding="utf-8")
+    (tmp_path / "start.log").write_text(text.replace("\n", "\r\n"), encoding="utf-16")
+    asked = question(model="llama-3-8b")
+    there = plan_for(asked, calibrate_path=LOGS / "vllm_0_30.log")
+    assert plan_for(asked, calibrate_path=tmp_path / "start.log").kv_pool_bytes == there.kv_pool_bytes
+
+
+def test_a_log_of_a_device_without_memory_asks_for_the_device(tmp_path):
+    text = (LOGS / "vllm_0_30.log").read_text(encoding="utf-8")
+    (tmp_path / "start.log").write_text(text.replace("/79.25 GiB", "/0.0 GiB"))
+    with pytest.raises(InvalidParameterError, match="does not say how much memory") as caught:
+        plan_for(question(model="llama-3-8b"), calibrate_path=tmp_path / "start.log")
+    assert "--device" in caught.value.hints[0]

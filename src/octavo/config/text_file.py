@@ -5,6 +5,7 @@ Pipes are read as files are (`--calibrate <(zcat start.log.gz)`), unless nobody 
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
 from pathlib import Path
@@ -32,7 +33,7 @@ def read_text_file(
         param: The option that names it, for errors.
         what: What it should be, as `a trace`.
         max_bytes: The most that it may hold.
-        is_lenient: Replace what is not UTF-8 instead of refusing it.
+        is_lenient: Take UTF-16 too, and replace what is neither instead of refusing it.
         hints: What to do about a file that is longer; not said of a device or pipe.
 
     Raises:
@@ -98,6 +99,8 @@ def _take(descriptor: int, max_bytes: int) -> bytes:
 
 
 def _decoded(data: bytes, name: str, *, param: str, what: str, encoding: str, is_lenient: bool) -> str:
+    if is_lenient and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16", errors="replace")  # what a redirection writes in some shells
     try:
         return data.decode(encoding, errors="replace" if is_lenient else "strict")
     except UnicodeDecodeError as error:

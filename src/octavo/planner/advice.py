@@ -43,7 +43,7 @@ class Advice:
 
     @property
     def flags(self) -> str:
-        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.options.items())
+        return as_flags(self.options)
 
     def as_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "text": self.text, "options": dict(self.options)}
@@ -182,6 +182,11 @@ def _tried(sizer: Sizer, question: PlanQuestion, options: Mapping[str, str]) -> 
     except (InvalidParameterError, CapacityError):
         return None
     return sizing if sizing.fits else None
+
+
+def as_flags(options: Mapping[str, str]) -> str:
+    """Return options as a command line takes them."""
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
 
 
 def rank_options(question: PlanQuestion, tensor: int, stages: int) -> dict[str, str]:

@@ -184,7 +184,7 @@ def _check_same_model(log: StartLog, weights: Estimate) -> None:
         f" this model has {format_bytes(weights.value_bytes)}",
         param="calibrate",
         because=f"a log teaches about the model that was started; {named}",
-        hints=("plan for that model, or say how its weights were packed, for example `--weight-dtype awq`",),
+        hints=("plan for that model, or say with `--weight-dtype` how its weights were loaded",),
     )
 
 

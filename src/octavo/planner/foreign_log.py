@@ -6,14 +6,15 @@ the model's name where the catalogue knows it, and what a token costs in its KV 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from octavo.errors import InvalidParameterError, ModelError
 from octavo.models.catalogue import find_model
 from octavo.models.shape import ModelShape
 from octavo.models.shape_config import shape_from_hf
+from octavo.planner.advice import as_flags, rank_options
 from octavo.planner.engine_version import EngineVersion, parse_version
-from octavo.planner.kv_arithmetic import NEWEST, KVLayout, kv_layout
+from octavo.planner.kv_arithmetic import NEWEST, kv_layout
 from octavo.planner.kv_format import Engine
 from octavo.planner.question import PlanQuestion
 from octavo.planner.sizer import ranks
@@ -24,6 +25,7 @@ from octavo.units import format_bytes, quote
 # Tokens are logged of one worker and bytes of another, and a draft layer adds its share: a few parts in a hundred.
 _SAME_RATE = 0.08
 _SAME_PARAMETERS = 0.05
+_RANKS = (1, 2, 4, 8, 16)
 _KV_DTYPES = ("bf16", "fp8")
 """What other engines can have been told, by the bits of an element; logs do not always say."""
 
@@ -66,10 +68,7 @@ def _check_ranks(log: StartLog, question: PlanQuestion) -> None:
             f"the log is of {_cut(*logged)}, the plan is for {_cut(*ranks(question))}",
             param="calibrate",
             because="what a device spends beside its share of the weights depends on how a model is cut",
-            hints=(
-                f"`--tensor-parallel-size {logged[0]} --pipeline-parallel-size {logged[1]}`",
-                "or give the log of a start that was cut so",
-            ),
+            hints=_cut_hints(question, *logged),
         )
 
 
@@ -122,15 +121,13 @@ def _known_shape(name: str | None) -> ModelShape | None:
 def _check_rate(log: StartLog, question: PlanQuestion, subject: Subject) -> None:
     """Compare bytes per token of the logged pool with every KV dtype that it may have had."""
     logged = _logged_rate(log)
-    layouts = list(_layouts(log, question, subject))
-    if logged is None or not layouts:
+    asked = ranks(question)
+    rates = _rates(log, question, subject, log.tensor_parallel_size or asked[0], log.pipeline_parallel_size or asked[1])
+    if logged is None or not rates or _is_one_of(logged, rates):
         return
-    rates = [layout.logged_token_bytes(log.max_model_len) for layout in layouts]
-    if any(1 - _SAME_RATE < logged / rate < 1 + _SAME_RATE for rate in rates):
-        return
-    words = ", ".join(
-        f"{format_bytes(rate)} in {each.kv_format.name}" for each, rate in zip(layouts, rates, strict=True)
-    )
+    if log.tensor_parallel_size is None:
+        _check_other_cuts(log, question, subject, logged)
+    words = ", ".join(f"{format_bytes(rate)} in {name}" for name, rate in rates.items())
     raise InvalidParameterError(
         f"the log is of another model: its KV cache takes {format_bytes(logged)} a token on one device,"
         f" {subject.name} takes {words}",
@@ -141,22 +138,37 @@ def _check_rate(log: StartLog, question: PlanQuestion, subject: Subject) -> None
     )
 
 
+def _check_other_cuts(log: StartLog, question: PlanQuestion, subject: Subject, logged: float) -> None:
+    """Say so where it is the same model, cut over another number of devices; such a log does not state it."""
+    asked, stages = ranks(question)
+    for tensor in _RANKS:
+        if tensor != asked and _is_one_of(logged, _rates(log, question, subject, tensor, stages)):
+            raise InvalidParameterError(
+                f"the log is of {_cut(tensor, stages)}, the plan is for {_cut(asked, stages)}",
+                param="calibrate",
+                because=f"its KV cache takes {format_bytes(logged)} a token on one device",
+                hints=_cut_hints(question, tensor, stages),
+            )
+
+
+def _is_one_of(logged: float, rates: Mapping[str, float]) -> bool:
+    return any(1 - _SAME_RATE < logged / rate < 1 + _SAME_RATE for rate in rates.values())
+
+
 def _logged_rate(log: StartLog) -> float | None:
-    tokens = log.pool_tokens
+    tokens, pool_bytes = log.pool_tokens, log.kv_pool_bytes or 0
     if not tokens and log.max_concurrency and log.max_model_len:
         tokens = int(log.max_concurrency * log.max_model_len)
-    return log.kv_pool_bytes / tokens if tokens and log.kv_pool_bytes else None
+    return pool_bytes / tokens if tokens and pool_bytes > 0 else None
 
 
-def _layouts(log: StartLog, question: PlanQuestion, subject: Subject) -> Iterator[KVLayout]:
-    """Lay out the pool as it may have been; of models whose layers differ, a log tells too little."""
-    if log.engine == "llama.cpp":
-        return
+def _rates(log: StartLog, question: PlanQuestion, subject: Subject, tensor: int, stages: int) -> Mapping[str, float]:
+    """Return what a token may have cost, by KV dtype; of models whose layers differ, a log tells too little."""
+    rates: dict[str, float] = {}
     kinds = {(layer.kv.kind if layer.kv else None, layer.state is None) for layer in subject.shape.layers}
-    if kinds != {("full", True)}:
-        return
+    if log.engine == "llama.cpp" or kinds != {("full", True)} or stages > len(subject.shape.layers):
+        return rates
     engine: Engine = log.engine
-    tensor, stages = ranks(question)
     is_wide = "f32" in (question.weight_dtype, question.kv_cache_dtype)
     for dtype in ("f32", *_KV_DTYPES) if is_wide else _KV_DTYPES:
         layout = kv_layout(
@@ -165,11 +177,12 @@ def _layouts(log: StartLog, question: PlanQuestion, subject: Subject) -> Iterato
             version=_version(log) if engine == "vllm" else NEWEST,
             kv_dtype=dtype,
             block_size=log.block_size,
-            tensor_parallel_size=log.tensor_parallel_size or tensor,
-            pipeline_parallel_size=log.pipeline_parallel_size or stages,
+            tensor_parallel_size=tensor,
+            pipeline_parallel_size=stages,
         )
         if log.max_model_len is not None or not layout.is_counted_by_concurrency:
-            yield layout
+            rates[layout.kv_format.name] = layout.logged_token_bytes(log.max_model_len)
+    return rates
 
 
 def _version(log: StartLog) -> EngineVersion:
@@ -177,6 +190,13 @@ def _version(log: StartLog) -> EngineVersion:
         return NEWEST if log.version is None else parse_version(log.version)
     except InvalidParameterError:
         return NEWEST
+
+
+def _cut_hints(question: PlanQuestion, tensor: int, stages: int) -> tuple[str, ...]:
+    options = rank_options(question, tensor, stages)
+    if stages != ranks(question)[1]:
+        options["pipeline_parallel_size"] = str(stages)
+    return f"`{as_flags(options)}`", "or give the log of a start that was cut so"
 
 
 def _cut(tensor: int, stages: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from octavo.config.text_file import read_text_file
 from octavo.errors import InvalidParameterError
@@ -15,10 +15,10 @@ from octavo.planner.forward_shape import forward_shape
 from octavo.planner.other_sizing import settings_of
 from octavo.planner.question import PlanQuestion
 from octavo.planner.roofline import DeviceSpeed, measured_speed
-from octavo.planner.sizer import device_of, ranks
+from octavo.planner.sizer import device_of, engine_of, ranks
 from octavo.planner.start_log import StartLog, read_start_log
 from octavo.planner.subject import Subject
-from octavo.units import MIB
+from octavo.units import MIB, quote
 
 MAX_LOG_BYTES = 16 * MIB
 KERNEL_BENCH_SCHEMA = "octavo.bench.kernels/1"
@@ -52,8 +52,9 @@ def learn(path: Path, question: PlanQuestion, subject: Subject) -> Learned:
         is_lenient=True,
         hints=(f"give what was written until the server answered, as `head -n 5000 {path} > start.log`",),
     )
-    measured = _measured(text)
+    measured = _measured(text, path)
     if measured is not None:
+        _check_is_cpu(question)
         return Learned(question=question, speed=measured)
     log = read_start_log(text)
     completed = _completed(question, log)
@@ -98,22 +99,54 @@ def _completed(question: PlanQuestion, log: StartLog) -> PlanQuestion:
     return replace(question, **values)
 
 
-def _measured(text: str) -> DeviceSpeed | None:
-    """Return the speed in a document of `octavo bench kernels`; `None` for any other text."""
+def _check_is_cpu(question: PlanQuestion) -> None:
+    """Refuse the speed of a CPU for anything else."""
+    device = device_of(question)
+    if engine_of(question) == "octavo" and (device is None or device.kind in ("cpu", "unified")):
+        return
+    raise InvalidParameterError(
+        f"the file holds a CPU's speed, the plan is for {device.name if device else question.engine}",
+        param="calibrate",
+        because="`octavo bench kernels` measures the machine that it runs on",
+        hints=("leave out --calibrate", "leave out --device to plan for this machine"),
+    )
+
+
+def _measured(text: str, path: Path) -> DeviceSpeed | None:
+    """Return the speed in a document of `octavo bench kernels`; `None` for a text that is no document of Octavo's.
+
+    Raises:
+        InvalidParameterError: another document, or one without a speed.
+    """
     if not text.lstrip().startswith("{"):
         return None
     try:
         document = json.loads(text)
-        if document.get("schema") != KERNEL_BENCH_SCHEMA:
-            return None
-        limits = document["limits"]
-        gb_per_s, gflop_per_s = float(limits["memory_read_gb_per_s"]), float(limits["matrix_product_gflop_per_s"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
-    if gb_per_s <= 0 or gflop_per_s <= 0:
+    schema = document.get("schema")
+    if not isinstance(schema, str) or not schema.startswith("octavo."):
         return None
+    limits = document.get("limits") if schema == KERNEL_BENCH_SCHEMA else None
+    found = limits if isinstance(limits, dict) else {}
+    gb_per_s, gflop_per_s = (found.get(f"{name}_per_s") for name in ("memory_read_gb", "matrix_product_gflop"))
+    if not _is_speed(gb_per_s) or not _is_speed(gflop_per_s):
+        because = f"it is {quote(schema)}, and {KERNEL_BENCH_SCHEMA} was expected"
+        if schema == KERNEL_BENCH_SCHEMA:
+            because = f"it says {quote(gb_per_s)} GB/s read and {quote(gflop_per_s)} GFLOP/s"
+        raise InvalidParameterError(
+            f"{path} holds no measured speed",
+            param="calibrate",
+            because=because,
+            hints=("`octavo bench kernels --json > speed.json`",),
+        )
     return measured_speed(
         gb_per_s=gb_per_s,
         gflop_per_s=gflop_per_s,
         source=f"measured by `octavo bench kernels`: {gb_per_s:,.1f} GB/s read, {gflop_per_s:,.1f} GFLOP/s",
     )
+
+
+def _is_speed(value: object) -> TypeGuard[float]:
+    """Tell whether a value is a rate that some machine may have, and no JSON's `NaN` or `1e400`."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1e-3 < value < 1e9

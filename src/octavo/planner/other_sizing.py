@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from octavo.errors import CapacityError, InvalidParameterError
 from octavo.models.shape import ModelShape
-from octavo.planner.advice import rank_options
+from octavo.planner.advice import as_flags, rank_options
 from octavo.planner.block_counts import longest_fitting
 from octavo.planner.calibrate import Calibration
 from octavo.planner.devices import Device
@@ -292,12 +292,11 @@ def _check_batch(question: PlanQuestion) -> None:
 def _check_ranks(question: PlanQuestion, num_heads: int, num_layers: int, tensor: int, stages: int) -> None:
     if tensor > 1 and num_heads % tensor:
         fitting = next(each for each in range(tensor, 0, -1) if num_heads % each == 0)
-        options = rank_options(question, fitting, stages)
         raise InvalidParameterError(
             f"{num_heads} heads cannot be shared equally by {tensor} devices",
             param="tensor_parallel_size",
             because="tensor parallelism gives each device whole heads",
-            hints=("`" + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items()) + "`",),
+            hints=(f"`{as_flags(rank_options(question, fitting, stages))}`",),
         )
     if stages > num_layers:
         raise InvalidParameterError(

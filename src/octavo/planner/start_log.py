@@ -118,7 +118,7 @@ def _read_vllm(text: str) -> StartLog:
         engine="vllm",
         version=_vllm_version(text),
         model=fields.text("model"),
-        visible_bytes=_vllm_visible(text),
+        visible_bytes=_vllm_visible(text) or None,
         utilization=_vllm_utilization(text, fields),
         weight_bytes=weights,
         activation_bytes=activation,

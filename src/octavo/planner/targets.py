@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from octavo.errors import CapacityError, InvalidParameterError
-from octavo.planner.advice import rank_options, with_options
+from octavo.planner.advice import as_flags, rank_options, with_options
 from octavo.planner.devices import list_devices
 from octavo.planner.lengths import Lengths
 from octavo.planner.question import PlanQuestion
@@ -39,7 +39,7 @@ class TargetAnswer:
 
     @property
     def flags(self) -> str:
-        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.options.items())
+        return as_flags(self.options)
 
 
 def find_targets(
