@@ -12,7 +12,7 @@ import click
 from octavo.cli.command import OctavoCommand
 from octavo.cli.options import GroupedOption, Output, output_options, table_options
 from octavo.config.sources import Source, environment_source
-from octavo.errors import MachineError
+from octavo.errors import InvalidParameterError, MachineError
 from octavo.planner.question import PLAN_OPTIONS, PlanQuestion, question_from
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ def command(
     are needed. For Octavo itself the answer is what its own start will do, to the byte; for vLLM and SGLang it follows
     dated rules, and says within what interval. Every figure names its source.
     """
+    if is_listing_models and is_listing_devices:
+        raise InvalidParameterError("given together with --list-devices", param="--list-models", hints=("give one",))
     if is_listing_models or is_listing_devices:
         from octavo.cli.plan_lists import print_devices, print_models
 

@@ -126,6 +126,8 @@ def _packing_of(method: str, config: Fields) -> Packing:
             method = "gptq" if method == "auto-round" else method
             bits = config.whole("bits", config.whole("w_bit", 4))
             group = config.whole("group_size", config.whole("q_group_size", 128, minimum=-1), minimum=-1)
+            if group == 0:
+                raise config.error("group_size", "is 0; -1 says that a whole row is one group")
             group = 0 if group == -1 else group
             return replace(PACKINGS[method], bits=bits, zero_bits=bits, group_columns=group)
         case "fp8" | "fbgemm_fp8":

@@ -173,7 +173,8 @@ def _try(
 
 def _with_room(config: EngineConfig, machine: Machine, model: ModelFacts, purpose: Purpose) -> ResolvedConfig:
     """Resolve as if memory were no question."""
-    unsized = replace(config, memory=None, utilization=None, kv_cache_memory=None, num_blocks=None, max_model_len=None)
+    # The pool is asked for, too: by default it has a limit, and the blocks of a large model can be larger.
+    unsized = replace(config, memory=None, utilization=None, kv_cache_memory=2**59, num_blocks=None, max_model_len=None)
     return resolve(unsized, replace(machine, available_bytes=2**60), model, purpose=purpose)
 
 
