@@ -1,43 +1,25 @@
-"""Lengths of requests: how many tokens they bring and get, asked as words or read from a trace.
+"""Lengths of requests: how many tokens they bring and get, and what they hold of it on average.
 
     1155:211               every request has a prompt of 1,155 tokens and gets 211
     500:100x3,8k:500       three in four are short
 
-A trace is a CSV file or JSON lines; only its two length columns are looked at (`_NAMES`), so the published traces of
-Azure, Mooncake, Vidur and LLMServingSim are read as they are, and so is a workload of prompts as token ids.
+`trace.py` reads them from a recorded trace.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
-from octavo.config.text_file import read_text_file
 from octavo.errors import InvalidParameterError
-from octavo.units import MIB, parse_count, quote
+from octavo.units import parse_count, quote
 
 _CLASS = re.compile(r"([^:x]+):([^:x]+?)(?:x(\d{1,9}))?")
-_MAX_TOKENS = 2**31 - 1
-MAX_TRACE_BYTES = 256 * MIB
+MAX_TOKENS = 2**31 - 1
 _EVEN_STRETCH = 64
 _MOST_STRETCHES = 1 << 14
-
-# Columns of published traces, in pairs: tokens of the prompt, tokens of the answer.
-_NAMES = (
-    ("ContextTokens", "GeneratedTokens"),
-    ("input_length", "output_length"),
-    ("num_prefill_tokens", "num_decode_tokens"),
-    ("input_toks", "output_toks"),
-    ("prompt_tokens", "output_tokens"),
-    ("num_prompt_tokens", "num_output_tokens"),
-    ("prompt_tokens", "completion_tokens"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,39 +150,10 @@ def parse_lengths(text: str, *, param: str = "lengths") -> Lengths:
             prompt, output = (parse_count(match.group(number), param=param) for number in (1, 2))
         except InvalidParameterError as error:
             raise _unreadable(text, param) from error
-        if max(prompt, output) > _MAX_TOKENS or (match.group(3) and int(match.group(3)) < 1):
+        if max(prompt, output) > MAX_TOKENS or (match.group(3) and int(match.group(3)) < 1):
             raise _unreadable(text, param)
         classes.append(LengthClass(prompt, output, int(match.group(3) or 1)))
     return Lengths(classes=tuple(classes), source=f"--{param} {text}")
-
-
-def read_trace(path: Path, *, param: str = "trace") -> Lengths:
-    """Read the lengths of a trace.
-
-    Raises:
-        InvalidParameterError: no lengths in it, or more than is read.
-        MachineError: it cannot be read.
-    """
-    text = read_text_file(
-        path,
-        param=param,
-        what="a trace",
-        max_bytes=MAX_TRACE_BYTES,
-        encoding="utf-8-sig",
-        hints=(f"give a part of it, as `head -n 100000 {path} > part{path.suffix}`",),
-    )
-    try:
-        pairs = list(_pairs(text, path, param))
-    except csv.Error as error:
-        raise InvalidParameterError(f"{path} is neither CSV nor JSON lines: {error}", param=param) from error
-    counted: dict[tuple[int, int], int] = {}
-    for pair in pairs:
-        counted[pair] = counted.get(pair, 0) + 1
-    # A request without a generated token holds nothing between two steps.
-    classes = tuple(LengthClass(*pair, weight) for pair, weight in counted.items() if pair[1] >= 1)
-    if not classes:
-        raise InvalidParameterError(f"{path} holds no request with an output token", param=param)
-    return Lengths(classes=classes, source=f"{len(pairs):,} requests of {path.name}")
 
 
 def _unreadable(text: str, param: str) -> InvalidParameterError:
@@ -210,48 +163,3 @@ def _unreadable(text: str, param: str) -> InvalidParameterError:
         because="it is prompt:output, each of at least 1 token, or several with weights, separated by commas",
         hints=(f"write for example `--{param} 1155:211` or `--{param} 500:100x3,8k:500`",),
     )
-
-
-def _pairs(text: str, path: Path, param: str) -> Iterator[tuple[int, int]]:
-    for number, row in enumerate(_rows(text, path, param), start=1):
-        found = _lengths_of(row)
-        if found is None:
-            raise InvalidParameterError(
-                f"{path}: entry {number:,} has no lengths",
-                param=param,
-                because="known columns are " + ", ".join(f"{a} and {b}" for a, b in _NAMES),
-            )
-        yield found
-
-
-def _rows(text: str, path: Path, param: str) -> Iterable[Mapping[str, Any]]:
-    start = text.lstrip()[:1]
-    if start not in {"{", "["}:
-        return csv.DictReader(text.splitlines())
-    try:
-        whole = json.loads(text) if start == "[" else [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError) as error:
-        raise InvalidParameterError(f"{path} is neither CSV nor JSON lines: {error}", param=param) from error
-    return [row for row in whole if isinstance(row, dict)]
-
-
-def _lengths_of(row: Mapping[str, Any]) -> tuple[int, int] | None:
-    if isinstance(row.get("prompt_token_ids"), list):
-        output = _whole(row.get("max_tokens"))
-        return None if output is None else (len(row["prompt_token_ids"]), output)
-    for prompt_name, output_name in _NAMES:
-        prompt, output = _whole(row.get(prompt_name)), _whole(row.get(output_name))
-        if prompt is not None and output is not None:
-            return prompt, output
-    return None
-
-
-def _whole(value: object) -> int | None:
-    try:
-        number = float(value) if isinstance(value, str) else value
-    except ValueError:
-        return None
-    if isinstance(number, float) and number.is_integer():
-        number = int(number)
-    is_whole = isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= _MAX_TOKENS
-    return number if is_whole else None  # type: ignore[return-value]  # narrowed by is_whole

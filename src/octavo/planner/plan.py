@@ -17,7 +17,7 @@ from octavo.config.machine import Machine
 from octavo.errors import CapacityError, InvalidParameterError
 from octavo.planner.advice import Advice, find_advice
 from octavo.planner.curves import Curve, find_curves
-from octavo.planner.lengths import Lengths, read_trace
+from octavo.planner.lengths import Lengths
 from octavo.planner.levers import Lever, find_levers
 from octavo.planner.next_command import next_command
 from octavo.planner.question import PlanQuestion
@@ -26,6 +26,7 @@ from octavo.planner.sizer import Sizer, choose_engine, device_of, ranks
 from octavo.planner.sizing import GroupCost, Sizing
 from octavo.planner.subject import Subject
 from octavo.planner.targets import TargetAnswer, find_targets, holds_target
+from octavo.planner.trace import read_trace
 from octavo.planner.two_ceilings import Ceilings, find_ceilings
 
 if TYPE_CHECKING:
