@@ -89,6 +89,14 @@ def test_json_is_one_document_and_the_same_as_a_form_gets(octavo):
     )
 
 
+def test_reserved_runs_are_called_so(octavo):
+    ran = octavo("plan", *H100, "--kv-allocator", "reserved", "--lengths", "1155:211")
+    assert "32,768 tokens each, reserved" in ran.out
+    assert "of the asked lengths, reserved" in ran.out
+    assert "tokens each, paged" not in ran.out
+    assert "vllm always pages its cache" in ran.out
+
+
 def test_quiet_gives_the_answer_in_a_line(octavo, folder):
     whole, quiet = octavo("plan", *H100), octavo("plan", *H100, "-q")
     assert quiet.code == 0 and not quiet.err

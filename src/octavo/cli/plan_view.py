@@ -191,13 +191,15 @@ def _concurrency_table(plan: Plan) -> Table:
     low = plan.max_concurrency_low
     between = "" if low == plan.max_concurrency else f"at least {low:,.2f} with the pool at its low end"
     table.add_row(
-        f"{plan.max_model_len:,} tokens each, paged", f"{plan.max_concurrency:,.2f}", Text(between, style="dim")
+        f"{plan.max_model_len:,} tokens each, {plan.kv_allocator}",
+        f"{plan.max_concurrency:,.2f}",
+        Text(between, style="dim"),
     )
     if plan.lengths is not None:
         prompt, output = plan.lengths["mean_prompt_tokens"], plan.lengths["mean_output_tokens"]
         words = f"{plan.lengths['source']}: {float(prompt):,.0f} + {float(output):,.0f} on average, at a random step"
         count = "-" if plan.concurrency_at_lengths is None else f"{plan.concurrency_at_lengths:,.2f}"
-        table.add_row("of the asked lengths, paged", count, Text(words, style="dim"))
+        table.add_row(f"of the asked lengths, {plan.kv_allocator}", count, Text(words, style="dim"))
     table.add_row(
         "any length, reserved",
         f"{plan.reserved_concurrency:,}",

@@ -148,7 +148,12 @@ def size_other(
         is_reserved=question.kv_allocator == "reserved",
         reasons={},
         refusal=refusal,
-        notes=(*budget.notes, *_notes(budget, subject, length_limit), *_packing_notes(question, subject)),
+        notes=(
+            *budget.notes,
+            *_notes(budget, subject, length_limit),
+            *_packing_notes(question, subject),
+            *_allocator_notes(question),
+        ),
     )
     return replace(sizing, refusal=refusal or _too_long(sizing))
 
@@ -259,6 +264,12 @@ def _notes(budget: EngineBudget, subject: Subject, length_limit: int) -> tuple[s
         estimate = "is in the weights by a rule" if forward_shape(subject.shape).sees_images else "comes on top"
         notes.append(f"the configuration does not size the {uncounted}; what it takes {estimate}")
     return tuple(notes)
+
+
+def _allocator_notes(question: PlanQuestion) -> tuple[str, ...]:
+    if question.kv_allocator == "paged":
+        return ()
+    return (f"{question.engine} always pages its cache: these are the requests that it would hold with reserved runs",)
 
 
 def _packing_notes(question: PlanQuestion, subject: Subject) -> tuple[str, ...]:
