@@ -33,14 +33,14 @@ class Books:
                 self.reasons.append(event.reason)
 
 
-def send(server: LocalServer, body: dict) -> socket.socket:
-    """Send a request and read nothing."""
+def send(server: LocalServer, body: dict, early: bytes = b"") -> socket.socket:
+    """Send a request, and what the next one begins with; read nothing."""
     data = json.dumps(body).encode()
     host, port = server.url.removeprefix("http://").split(":")
     made = socket.create_connection((host, int(port)))
     made.sendall(
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n" % len(data) + data
+        b"Content-Length: %d\r\n\r\n" % len(data) + data + early
     )
     return made
 
@@ -105,6 +105,35 @@ def test_clients_that_leave_in_the_middle_of_an_answer(llm: ScriptedLLM, stream:
         check_at_rest(server, llm, books, NUM_CLIENTS)
 
         assert books.reasons[:NUM_CLIENTS] == ["abort"] * NUM_CLIENTS
+
+
+@pytest.mark.parametrize("early", [b"\r\n", b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3])
+def test_a_client_that_asks_on_before_it_has_its_answer_can_leave_too(llm: ScriptedLLM, early: bytes):
+    """Whoever does not read what came too early does not see that the connection has been closed, either."""
+    llm.runner.pause_s = 0.002
+    with LocalServer(llm) as server:
+        books = Books(llm)
+        client = send(server, {"prompt": [70], "max_tokens": 400}, early)
+        wait_for(lambda: llm.health.num_running == 1)
+        client.sendall(early)
+        client.close()
+        check_at_rest(server, llm, books, 1)
+        assert books.reasons[0] == "abort"
+
+
+def test_what_comes_too_early_is_bounded(llm: ScriptedLLM):
+    llm.runner.gate.clear()
+    with LocalServer(llm) as server:
+        client = send(server, {"prompt": [70], "max_tokens": 2})
+        wait_for(lambda: llm.health.num_running + llm.health.num_waiting == 1)
+        client.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            client.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1_000_000)
+        [connection] = server.connections
+        assert len(connection.conn.trailing_data[0]) < 1024 * 1024
+        llm.runner.gate.set()
+        client.close()
+        wait_for(lambda: llm.health.num_running + llm.health.num_waiting == 0)
 
 
 def test_one_of_many_answers_to_a_client_that_left_leaves_nothing_behind(llm: ScriptedLLM):

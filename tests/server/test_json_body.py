@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import httpx
@@ -19,6 +20,7 @@ from octavo.server.json_body import (
     dump_json_yielding,
     read_json,
 )
+from octavo.server.service import Service
 from octavo.testing.scripted_llm import LocalServer, scripted_llm
 
 PADDING = {"metadata": {"a": "x" * LARGE_BODY_BYTES}}
@@ -148,6 +150,25 @@ def test_large_bodies_are_read_by_a_thread_of_their_own(client: httpx.Client, mo
     names.clear()
     assert client.post("/detokenize", json={"tokens": [9]}).status_code == 200
     assert not names[0].startswith("octavo-text"), "a thread for each small body would cost more than reading it"
+
+
+def test_small_texts_do_not_wait_for_large_ones(client: httpx.Client, monkeypatch: pytest.MonkeyPatch):
+    """However many clients send texts that take seconds to read."""
+    gate = threading.Event()
+    real = Service.tokenize
+
+    def slow(self: Service, prompts: list, **how: bool) -> object:
+        assert len(prompts[0]) < 1000 or gate.wait(30)
+        return real(self, prompts, **how)
+
+    monkeypatch.setattr(Service, "tokenize", slow)
+    with ThreadPoolExecutor(4) as pool:
+        large = [pool.submit(client.post, "/v1/completions", json={"prompt": "a" * 100_000}) for _ in range(4)]
+        small = [client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}) for _ in range(3)]
+        assert [answer.status_code for answer in small] == [200] * 3
+        assert not any(each.done() for each in large)
+        gate.set()
+        assert {each.result().status_code for each in large} == {400}
 
 
 def test_as_many_ids_as_are_taken_are_spelled(client: httpx.Client):

@@ -20,6 +20,7 @@ from octavo.server.request_ids import check_client_id
 
 ACCESS = logging.getLogger("octavo.access")
 _LOG = logging.getLogger(__name__)
+MAX_PATH_CHARS = 200
 _QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
 """Asked every few seconds by machines; told only when the answer is not well."""
 
@@ -70,7 +71,7 @@ class AccessLog:
             return
         fields = {
             "method": scope["method"],
-            "path": scope["path"],
+            "path": scope["path"][:MAX_PATH_CHARS],
             "status": status or 499,
             "duration_s": round(duration_s, 4),
             "request_id": state["request_id"],

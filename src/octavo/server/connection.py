@@ -27,6 +27,8 @@ from octavo.server.json_body import dump_json
 HEAD_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 60.0
 """Longest that a client may take nothing of what waits for it, once the system's own buffers are full."""
+MAX_EARLY_BYTES = 64 * 1024
+"""What a client may send of its next requests before the one that it waits for has been answered."""
 BEYOND_TIMEOUT_S = 5.0
 """HEAD_TIMEOUT_S for those who are told that there are too many connections."""
 
@@ -69,6 +71,12 @@ class Connection(H11Protocol):
         self._limit.note_busy(self)
         super().data_received(data)
         self._watch_head()
+        if (
+            self._is_answering
+            and self.conn.their_state is h11.DONE
+            and len(self.conn.trailing_data[0]) < MAX_EARLY_BYTES
+        ):
+            self.flow.resume_reading()  # paused for what came too early; but only who reads sees a client leave
         if self._is_waiting:  # for the next request: what came was the rest of a body that had its answer before
             self._stop_watching_head()
             if self.timeout_keep_alive_task is None:

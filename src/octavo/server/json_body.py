@@ -145,7 +145,7 @@ class StrictRequest(Request):
         if model is None or len(data) <= LARGE_BODY_BYTES:
             return read_json(data)
         try:
-            return await self.app.state.service.bodies.run(lambda: read_model(data, model), num_chars=len(data))
+            return await self.app.state.service.read(lambda: read_model(data, model), num_chars=len(data))
         except OctavoError as error:
             raise to_api_error(error) from error  # FastAPI would call anything else a bad body
 

@@ -19,7 +19,7 @@ from octavo.server.protocol_answers import ERRORS, ChatAnswer, CompletionAnswer,
 from octavo.server.protocol_chat import ChatRequest
 from octavo.server.protocol_completions import CompletionRequest
 from octavo.server.request_ids import engine_id
-from octavo.server.service import Service, salt_of
+from octavo.server.service import Service, num_chars_of, salt_of
 from octavo.server.stream import EventStream
 from octavo.server.tool_calls import required_calls, shown_tools
 
@@ -62,7 +62,7 @@ def router(service: Service) -> APIRouter:
         service.check_answers(len(body.prompt), body.n)
         prompts = await while_connected(
             request,
-            service.text.run(
+            service.read(
                 lambda: service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens),
                 num_chars=sum(map(len, body.prompt)),
             ),
@@ -85,14 +85,14 @@ def router(service: Service) -> APIRouter:
         tools = shown_tools(body)
         prompt = await while_connected(
             request,
-            service.text.run(
+            service.read(
                 lambda: service.render(
                     body.messages,
                     tools,
                     add_generation_prompt=body.add_generation_prompt,
                     variables=body.chat_template_kwargs,
                 ),
-                num_chars=sum(len(message.content or "") for message in body.messages),
+                num_chars=num_chars_of(body.messages),
             ),
         )
         call = Chat(

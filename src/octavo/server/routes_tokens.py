@@ -11,7 +11,7 @@ from octavo.server.answers import while_connected
 from octavo.server.json_body import StrictRoute, json_response, large_json_response
 from octavo.server.protocol_answers import ERRORS, DetokenizeAnswer, TokenizeAnswer
 from octavo.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
-from octavo.server.service import Service
+from octavo.server.service import Service, num_chars_of
 
 
 def router(service: Service) -> APIRouter:
@@ -24,8 +24,8 @@ def router(service: Service) -> APIRouter:
         """Return the token ids that a prompt or chat has here, BOS and all."""
         service.check_model(body.model)
         body.check()
-        num_chars = len(body.prompt or "")
-        work = service.text.run(lambda: _tokenized(service, body), num_chars=num_chars)
+        num_chars = len(body.prompt or "") + num_chars_of(body.messages or ())
+        work = service.read(lambda: _tokenized(service, body), num_chars=num_chars)
         return await large_json_response(await while_connected(request, work))
 
     @routes.post("/detokenize", response_model=DetokenizeAnswer)
@@ -37,7 +37,7 @@ def router(service: Service) -> APIRouter:
             tokenizer.check_ids(body.tokens, param="tokens")
             return tokenizer.decode(body.tokens, skip_special_tokens=False)
 
-        work = service.text.run(spell, num_chars=len(body.tokens))
+        work = service.read(spell, num_chars=len(body.tokens))
         return json_response({"prompt": await while_connected(request, work)})
 
     return routes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,8 @@ from octavo.server.tool_parsers.formats import detect_tool_format
 from octavo.version import __version__
 
 T = TypeVar("T")
+LARGE_CHARS = 64 * 1024
+"""Characters, bytes or ids that are large: a tenth of a second's work, or four for the worst of texts."""
 
 
 class Service:
@@ -38,14 +40,27 @@ class Service:
         self.llm = llm
         self.settings = settings
         self.names = settings.served_model_name or (served_name(llm.model_name),)
-        self.text = TextPool()
-        # A pool of its own, of one thread: whoever sends large bodies waits for others who do, and for nobody else.
-        self.bodies = TextPool(1)
+        self._text = TextPool()
+        self._large = TextPool(1)
         self.ids = ClientIds()
         self.scores = ScoreLimits()
         self.fingerprint = _fingerprint(llm)
         form = settings.tool_call_parser
         self.tool_format = detect_tool_format(llm.tokenizer.chat_template) if form == "auto" else form
+
+    async def read(self, work: Callable[[], T], *, num_chars: int) -> T:
+        """Do what takes time for each character in a thread, and return what it returns.
+
+        What is large waits for one thread, alone with its like: seconds of it must not stand before everybody's words.
+
+        Args:
+            num_chars: How much there is to do.
+
+        Raises:
+            QueueFullError: too much waits already.
+        """
+        pool = self._large if num_chars > LARGE_CHARS else self._text
+        return await pool.run(work, num_chars=num_chars)
 
     def check_model(self, name: str | None) -> str:
         """Return the name to answer under.
@@ -97,7 +112,7 @@ class Service:
             InvalidParameterError: too long, or refused by the template.
             ModelError: the model has no template, or one that does more than it may.
         """
-        self.check_length(sum(len(message.content or "") for message in messages), "messages")
+        self.check_length(num_chars_of(messages), "messages")
         template = self.llm.chat_template
         knows_developer = "developer" in (self.llm.tokenizer.chat_template or "")
         chat: list[Mapping[str, Any]] = [
@@ -140,6 +155,11 @@ class Service:
                 because=f"at most {self.settings.max_waiting:,} may wait",
                 hints=("send them in parts",),
             )
+
+
+def num_chars_of(messages: Sequence[ChatMessage]) -> int:
+    """Return how long a chat's texts are together."""
+    return sum(len(message.content or "") for message in messages)
 
 
 def salt_of(request: Request, asked: str | None) -> str | None:
