@@ -663,3 +663,29 @@ def test_a_log_of_a_device_without_memory_asks_for_the_device(tmp_path):
     with pytest.raises(InvalidParameterError, match="does not say how much memory") as caught:
         plan_for(question(model="llama-3-8b"), calibrate_path=tmp_path / "start.log")
     assert "--device" in caught.value.hints[0]
+
+
+def test_what_a_calibrated_plan_advises_can_be_asked_with_the_same_log():
+    """The log does not say how many devices there were, but its cache does: one."""
+    log = LOGS / "vllm_0_30.log"
+    asked = {"model": "llama-3-8b", "device": "l4", "max_model_len": "128k", "target_concurrency": 2}
+    found = plan_for(question(**asked), calibrate_path=log)
+    assert not found.fits
+    ways = [each.options for each in found.advice if each.options] + [each.options for each in found.targets]
+    levers = [
+        dict([each.options.removeprefix("--").replace("-", "_").split(" ")]) for each in found.levers if each.options
+    ]
+    assert levers and len(ways) > 2
+    assert not any("devices" in options and "device" not in options for options in [*ways, *levers])
+    for options in [*ways, *levers]:
+        plan_for(question(**{**asked, **options}), calibrate_path=log)
+
+
+def test_levers_keep_to_prompts_that_there_are():
+    short = plan_for(question(model="llama-3-8b", device="l4", lengths="500:100"))
+    assert any(each.options == "--shared-prefix 500" for each in short.levers)
+    common = plan_for(question(model="llama-3-8b", device="l4", shared_prefix=4000))
+    assert not any(each.options.startswith("--max-model-len") for each in common.levers)
+    with pytest.raises(InvalidParameterError, match="more than any prompt has") as caught:
+        plan_for(question(model="llama-3-8b", device="l4", shared_prefix=4000, max_model_len=4000))
+    assert caught.value.hints == ("`--shared-prefix 3999`",)

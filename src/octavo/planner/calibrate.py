@@ -63,6 +63,7 @@ class Calibration:
         weight_ratio: Weights as loaded over the rule's; 1 where the log does not tell.
         activation_ratio: Real activation peak over the rule's; 1 where the log does not tell it apart.
         overhead_bytes: Real overhead less the rule's.
+        ranks: Devices that shared each layer, and stages; what was learnt holds for the same cut alone.
     """
 
     rule_budget: EngineBudget
@@ -71,6 +72,7 @@ class Calibration:
     activation_ratio: float
     overhead_bytes: int
     source: str
+    ranks: tuple[int, int] = (1, 1)
 
     def corrected(self, budget: EngineBudget) -> EngineBudget:
         """Return a budget of the same engine and release, for any settings, corrected by the log."""
@@ -169,6 +171,7 @@ def calibrate(
         if activation is None or not rule.activation.value_bytes
         else activation.logged_bytes / rule.activation.value_bytes,
         overhead_bytes=0 if rest is None else rest.difference_bytes,
+        ranks=(settings.tensor_parallel_size, settings.pipeline_parallel_size),
         source=f"calibrated by a log of {log.engine} {log.version or rule.version}"
         + (f" that names {quote(log.model)}" if log.model else ""),
     )

@@ -75,7 +75,7 @@ class _Change:
 def find_levers(sizer: Sizer, question: PlanQuestion, base: Sizing, lengths: Lengths | None) -> tuple[Lever, ...]:
     """Return what each change would do; those that the engine or the model does not take are left out."""
     levers = []
-    for change in _changes(sizer, question, base):
+    for change in _changes(sizer, question, base, lengths):
         try:
             sizing = sizer.size(change.question, change.hypothesis)
         except (InvalidParameterError, CapacityError):
@@ -106,11 +106,11 @@ def _lever(change: _Change, sizing: Sizing, base: Sizing, lengths: Lengths | Non
     )
 
 
-def _changes(sizer: Sizer, question: PlanQuestion, base: Sizing) -> Iterator[_Change]:
+def _changes(sizer: Sizer, question: PlanQuestion, base: Sizing, lengths: Lengths | None) -> Iterator[_Change]:
     yield from _dtypes(question, base)
     length = base.max_model_len or base.length_limit
-    if length >= 2048:
-        shorter = length // 4
+    shorter = length // 4
+    if length >= 2048 and shorter > (question.shared_prefix or 0):
         yield _Change(
             name=f"requests of {shorter:,} tokens",
             question=replace(question, max_model_len=shorter, is_length_auto=False),
@@ -118,7 +118,8 @@ def _changes(sizer: Sizer, question: PlanQuestion, base: Sizing) -> Iterator[_Ch
             num_tokens=shorter,
         )
     if base.is_caching:
-        prefix = question.shared_prefix or min(_PREFIX_TOKENS, length // 2)
+        longest = max(each.num_prompt_tokens for each in lengths.classes) if lengths else length
+        prefix = question.shared_prefix or min(_PREFIX_TOKENS, length // 2, longest)
         yield _Change(
             name=f"{prefix:,} tokens shared by all",
             question=question,

@@ -335,6 +335,21 @@ def _check_pairs(question: PlanQuestion) -> None:
             because="what prompts have in common is held once only where prefixes are cached",
             hints=("leave out --shared-prefix", "leave out --no-prefix-caching"),
         )
+    if (
+        question.shared_prefix is not None
+        and question.max_model_len is not None
+        and question.shared_prefix >= question.max_model_len
+    ):
+        raise InvalidParameterError(
+            f"{question.shared_prefix:,} tokens are more than any prompt has",
+            param="shared_prefix",
+            because=f"requests have at most {question.max_model_len:,} tokens, of which one is answered",
+            hints=(
+                f"`--shared-prefix {question.max_model_len - 1}`"
+                if question.max_model_len > 1
+                else "leave out --shared-prefix",
+            ),
+        )
     if question.shared_prefix is not None and question.kv_allocator == "reserved":
         raise InvalidParameterError(
             "given with reserved runs",

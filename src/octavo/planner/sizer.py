@@ -44,6 +44,12 @@ class Sizer:
             return self._size_octavo(question, hypothesis)
         question = replace(question, engine=engine_of(question))
         _refuse_octavos_options(question)
+        if self.calibration is not None and ranks(question) != self.calibration.ranks:
+            raise InvalidParameterError(
+                "the log is of a start that was cut otherwise",
+                param="calibrate",
+                because="what a device spends beside its share of the weights depends on how a model is cut",
+            )
         device = device_of(question)
         visible = (
             exact(question.memory, source=f"--memory {format_bytes(question.memory)}") if question.memory else None
