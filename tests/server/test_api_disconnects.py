@@ -81,6 +81,7 @@ def test_clients_that_leave_while_queued_or_before_a_byte(llm: ScriptedLLM):
         wait_for(lambda: llm.health.num_running + llm.health.num_waiting == NUM_CLIENTS)
         for client in clients:
             client.close()
+        wait_for(lambda: not server.connections)
         llm.runner.gate.set()
         check_at_rest(server, llm, books, NUM_CLIENTS)
 
