@@ -689,3 +689,36 @@ def test_levers_keep_to_prompts_that_there_are():
     with pytest.raises(InvalidParameterError, match="more than any prompt has") as caught:
         plan_for(question(model="llama-3-8b", device="l4", shared_prefix=4000, max_model_len=4000))
     assert caught.value.hints == ("`--shared-prefix 3999`",)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words", "pool"),
+    [
+        ({"kv_cache_memory": "900MiB"}, "needs 900 MiB, 736 MiB available", 900 * MIB),
+        ({"kv_cache_memory": "10GiB"}, "needs 10.0 GiB, 736 MiB available", 10 * GIB),
+        ({"num_blocks": 5000}, "a KV pool of 5,000 blocks needs 1.7 GiB", 5001 * 16 * 23040),
+        ({"kv_cache_memory": "400KiB"}, "needs at least 720 KiB", 400 * 1024),
+    ],
+    ids=str,
+)
+def test_a_pool_that_was_asked_and_does_not_fit_is_what_is_shown_and_what_is_changed(asked, words, pool):
+    """SmolLM2-135M: a block of 16 tokens takes 30 layers x 2 x 3 heads x 64 x 2 B x 16 = 360 KiB."""
+    whole = {"model": "smollm2-135m", "memory": "1GiB", **asked}
+    found = plan(**whole)
+    assert not found.fits and found.num_blocks == 0
+    assert found.kv_pool_bytes == pool
+    parts = found.weight_bytes + found.activation_peak_bytes + found.overhead_bytes + found.kv_pool_bytes
+    assert parts + found.headroom_bytes == found.memory_bytes
+    warning = next(each.text for each in found.advice if each.kind == "warning")
+    assert words in warning
+    changes = [each.options for each in found.advice if each.kind == "change"]
+    assert any(next(iter(asked)) in options for options in changes)
+    for options in changes:
+        assert plan(**{**whole, **options}).fits
+
+
+def test_a_model_that_octavo_does_not_run_is_said_to_be_for_others():
+    with pytest.raises(UnsupportedModelError, match="GptOssForCausalLM") as caught:
+        plan(model="gpt-oss-20b")
+    assert "--device h100-80gb" in caught.value.hints[-1]
+    assert plan(model="gpt-oss-20b", device="h100-80gb").fits

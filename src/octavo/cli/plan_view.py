@@ -180,7 +180,9 @@ def _verdict(plan: Plan) -> Text:
             ("✓ ", "green"), (text, "bold"), f"; the longest that fits has {plan.longest_fitting_len:,}"
         )
     longest = plan.longest_fitting_len
-    if plan.refusal is not None and longest and longest >= plan.max_model_len:
+    spent = plan.weight_bytes + plan.activation_peak_bytes + plan.overhead_bytes
+    is_pool_refused = not plan.num_blocks and spent < plan.usable_memory_bytes
+    if plan.refusal is not None and (is_pool_refused or (longest and longest >= plan.max_model_len)):
         return Text.assemble(("✗ ", "red"), ("does not fit", "bold"), f": {plan.refusal.message}")
     rest = f"; the longest that fits has {longest:,} tokens" if longest else "; not even one block of KV cache is left"
     return Text.assemble(("✗ ", "red"), ("does not fit", "bold"), rest)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from octavo.errors import CapacityError, InvalidParameterError
 from octavo.planner.capacity import DEFAULT_UTILIZATION
 from octavo.planner.lengths import Lengths
+from octavo.planner.pool import usable_blocks
 from octavo.planner.question import PlanQuestion
 from octavo.planner.sizer import Sizer, device_of, ranks
 from octavo.planner.sizing import Sizing
@@ -86,13 +87,13 @@ def _changes_that_fit(sizer: Sizer, question: PlanQuestion, base: Sizing) -> Ite
 
 
 def _what_is_missing(base: Sizing) -> str:
-    spent = base.weights.value_bytes + base.activation.value_bytes + base.overhead.value_bytes
+    spent = _spent(base)
     if spent >= base.usable_bytes:
         return (
             f"does not fit by {_gib(spent - base.usable_bytes)}: weights, activations and overhead take {_gib(spent)},"
             f" {_gib(base.usable_bytes)} may be used, and there is no KV cache yet"
         )
-    if base.refusal is not None and base.longest_fitting_len >= base.length_limit:
+    if base.refusal is not None and (not base.num_blocks or base.longest_fitting_len >= base.length_limit):
         return f"does not fit: {base.refusal.message}"
     needed = base.kv.blocks_for(base.length_limit) * base.kv.block_bytes
     missing = max(0, needed - base.num_blocks * base.kv.block_bytes)
@@ -104,7 +105,7 @@ def _what_is_missing(base: Sizing) -> str:
 
 def _candidates(question: PlanQuestion, base: Sizing) -> Iterator[dict[str, str]]:
     """Return changes that may help, the least intrusive first."""
-    if base.refusal is not None and base.num_blocks and base.engine != "octavo":
+    if base.refusal is not None:
         yield from _smaller_pool(question, base)
     if base.longest_fitting_len >= 1:
         yield {"max_model_len": str(base.safe_length or base.longest_fitting_len)}
@@ -130,10 +131,13 @@ def _candidates(question: PlanQuestion, base: Sizing) -> Iterator[dict[str, str]
 
 def _smaller_pool(question: PlanQuestion, base: Sizing) -> Iterator[dict[str, str]]:
     """Return the most that a pool of an asked size can have."""
-    if question.num_blocks is not None:
-        yield {"num_blocks": str(base.low_blocks or base.num_blocks)}
-    elif question.kv_cache_memory is not None:
-        yield {"kv_cache_memory": f"{max(0, base.pool.low_bytes) // MIB}MiB"}
+    room = base.usable_bytes - _spent(base)
+    if base.engine != "octavo":
+        room = base.pool.low_bytes
+    if question.num_blocks is not None and room // base.kv.block_bytes > 1:
+        yield {"num_blocks": str(min(question.num_blocks, usable_blocks(room, base.kv.block_bytes)))}
+    elif question.kv_cache_memory is not None and room >= MIB:
+        yield {"kv_cache_memory": f"{min(question.kv_cache_memory, room) // MIB}MiB"}
 
 
 def _more_memory(question: PlanQuestion, base: Sizing) -> Iterator[dict[str, str]]:
@@ -142,15 +146,18 @@ def _more_memory(question: PlanQuestion, base: Sizing) -> Iterator[dict[str, str
     pool = (blocks + 1) * base.kv.block_bytes
     if question.num_blocks is not None:
         yield {"num_blocks": str(blocks)}
-        return
-    if question.memory is None:
+        pool = (question.num_blocks + 1) * base.kv.block_bytes
+    elif question.memory is None or question.kv_cache_memory is not None:
         yield {"kv_cache_memory": f"{-(-pool // MIB)}MiB"}
-    if question.kv_cache_memory is None:
-        needed = base.weights.value_bytes + base.activation.value_bytes + base.overhead.value_bytes + pool
-        least = int(needed / (question.utilization or DEFAULT_UTILIZATION)) // MIB + 1
-        # Without a device, this machine is meant, and it has no more than it has.
-        if question.memory is not None or question.device is not None or least * MIB <= base.memory_bytes:
-            yield {"memory": f"{least}MiB"}
+        pool = question.kv_cache_memory or pool
+    least = int((_spent(base) + pool) / (question.utilization or DEFAULT_UTILIZATION)) // MIB + 1
+    # Without a device, this machine is meant, and it has no more than it has.
+    if question.memory is not None or question.device is not None or least * MIB <= base.memory_bytes:
+        yield {"memory": f"{least}MiB"}
+
+
+def _spent(base: Sizing) -> int:
+    return base.weights.value_bytes + base.activation.value_bytes + base.overhead.value_bytes
 
 
 def _more_utilization(question: PlanQuestion, base: Sizing) -> Iterator[dict[str, str]]:

@@ -23,6 +23,7 @@ from octavo.planner.memory import (
     max_selected_rows,
     overhead_bytes,
 )
+from octavo.planner.pool import pool_bytes
 from octavo.planner.resolve import ModelFacts, Purpose, resolve
 from octavo.planner.sizing import GroupCost, Sizing
 
@@ -130,7 +131,7 @@ def size_octavo(config: EngineConfig, machine: Machine, model: ModelFacts, *, pu
             overhead_bytes(model.spec), source="interpreter, libraries and tokenizer, as measured (2026-11)"
         ),
         pool=exact(
-            shown.kv_pool_bytes if shown else memory.usable_bytes - spent_bytes,
+            shown.kv_pool_bytes if shown else _asked_pool(config, shape) or memory.usable_bytes - spent_bytes,
             source=_OWN_RULES + (f": {shown.reasons.get('num_blocks', 'asked')}" if shown else ""),
         ),
         kv=OctavoKVCosts(
@@ -176,6 +177,12 @@ def _with_room(config: EngineConfig, machine: Machine, model: ModelFacts, purpos
     # The pool is asked for, too: by default it has a limit, and the blocks of a large model can be larger.
     unsized = replace(config, memory=None, utilization=None, kv_cache_memory=2**59, num_blocks=None, max_model_len=None)
     return resolve(unsized, replace(machine, available_bytes=2**60), model, purpose=purpose)
+
+
+def _asked_pool(config: EngineConfig, shape: KVShape) -> int | None:
+    if config.num_blocks is not None:
+        return pool_bytes(config.num_blocks, shape.block_bytes)
+    return config.kv_cache_memory
 
 
 def _by_window(spec: ModelSpec, token_bytes: Sequence[int]) -> dict[int | None, list[int]]:

@@ -148,8 +148,10 @@ class Subject:
         if self.opened is not None:
             return as_read(facts_of(self.opened, config, native_refusal=native_refusal), config)
         if self.spec is None:
-            assert self.octavo_refusal is not None, "a model without a spec has a reason"
-            raise self.octavo_refusal
+            error = self.octavo_refusal
+            assert error is not None, "a model without a spec has a reason"
+            others = "`--device h100-80gb`, or any other of `--list-devices`, plans for vLLM"
+            raise type(error)(error.message, because=error.because, hints=(*error.hints, others)) from error
         refusal = why_not_native(config, native_refusal)
         facts = _facts_from_spec(windowed(self.spec, config), self.stored, config, native_refusal=refusal)
         return as_read(facts, config)
