@@ -19,7 +19,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
-from starlette.types import Receive, Scope
+from starlette.types import Receive, Scope, Send
 
 from octavo.errors import OctavoError
 from octavo.server.errors import ApiError, to_api_error
@@ -184,6 +184,23 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
     return Response(dump_json(value), status, headers=dict(headers or {}), media_type="application/json")
 
 
-async def large_json_response(value: Any) -> Response:
-    """Answer with a JSON document of maybe many megabytes, while others' streams go on."""
-    return await asyncio.to_thread(lambda: Response(dump_json_yielding(value), media_type="application/json"))
+class LargeJson(Response):
+    """A JSON document of maybe many megabytes."""
+
+    media_type = "application/json"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.on_end: Callable[[], None] = lambda: None
+        """Called once the client has it, or has gone."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.on_end()
+
+
+async def large_json_response(value: Any) -> LargeJson:
+    """Answer with a large document, written while others' streams go on."""
+    return await asyncio.to_thread(lambda: LargeJson(dump_json_yielding(value)))

@@ -7,6 +7,7 @@ slowly sees fewer of them; nothing is queued.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -52,24 +53,27 @@ class LiveFeed:
                 code="too-many-pages",
                 headers={"Retry-After": "10"},
             )
-        return self._stream()
+        # Counted here, and until nobody has it any more: it may be left before it has been read from.
+        self._num_streams += 1
+        stream = self._stream()
+        weakref.finalize(stream, self._note_end).atexit = False
+        return stream
+
+    def _note_end(self) -> None:
+        self._num_streams -= 1
 
     async def _stream(self) -> AsyncIterator[bytes]:
-        self._num_streams += 1
-        try:
-            while not self._is_over():
-                try:
-                    async with asyncio.timeout(PATIENCE_S):
-                        frame = await self._latest()
-                except TimeoutError:
-                    frame = b": the engine is in a long step\n\n"
-                except EngineStoppedError:
-                    break
-                yield frame
-                await asyncio.sleep(self._period_s)
-            yield b"event: end\ndata: {}\n\n"
-        finally:
-            self._num_streams -= 1
+        while not self._is_over():
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    frame = await self._latest()
+            except TimeoutError:
+                frame = b": the engine is in a long step\n\n"
+            except EngineStoppedError:
+                break
+            yield frame
+            await asyncio.sleep(self._period_s)
+        yield b"event: end\ndata: {}\n\n"
 
     async def _latest(self) -> bytes:
         async with self._lock:

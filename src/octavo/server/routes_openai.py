@@ -137,4 +137,8 @@ async def _answer(
             end = ending.pop_all().close
             return EventStream(call.chunks(answers), keep_alive_s=service.settings.keep_alive, on_end=end)
         whole = await while_connected(request, call.whole(answers))
-        return await large_json_response(whole) if call.num_scores else json_response(whole)
+        if not call.num_scores:
+            return json_response(whole)
+        large = await large_json_response(whole)
+        large.on_end = ending.pop_all().close
+        return large
