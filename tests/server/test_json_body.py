@@ -10,7 +10,7 @@ from random import Random
 import httpx
 import pytest
 
-from octavo.server import json_body
+from octavo.server import json_body, routes_openai
 from octavo.server.errors import ApiError
 from octavo.server.json_body import (
     LARGE_BODY_BYTES,
@@ -20,6 +20,7 @@ from octavo.server.json_body import (
     dump_json_yielding,
     read_json,
 )
+from octavo.server.protocol_chat import ChatRequest
 from octavo.server.service import Service
 from octavo.testing.scripted_llm import LocalServer, scripted_llm
 
@@ -150,6 +151,44 @@ def test_large_bodies_are_read_by_a_thread_of_their_own(client: httpx.Client, mo
     names.clear()
     assert client.post("/detokenize", json={"tokens": [9]}).status_code == 200
     assert not names[0].startswith("octavo-text"), "a thread for each small body would cost more than reading it"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_json": {"enum": [{"a": 9}] * 20_000}}, "guided_json"),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": f"f{i}", "parameters": {"enum": ["x" * 900]}}}
+                    for i in range(128)
+                ],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
+    ],
+    ids=["schema", "tools"],
+)
+def test_a_large_schema_is_worked_out_aside(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, fields: dict, param: str
+):
+    names = []
+    real = ChatRequest.sampling_params
+
+    def noting(self: ChatRequest, *args: object) -> object:
+        names.append(threading.current_thread().name)
+        return real(self, *args)
+
+    monkeypatch.setattr(ChatRequest, "sampling_params", noting)
+    calls = routes_openai.required_calls
+    monkeypatch.setattr(
+        routes_openai, "required_calls", lambda *a: names.append(threading.current_thread().name) or calls(*a)
+    )
+    answer = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}], **fields})
+
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text[:500]
+    assert names and all(name.startswith("octavo-text") for name in names)
 
 
 def test_small_texts_do_not_wait_for_large_ones(client: httpx.Client, monkeypatch: pytest.MonkeyPatch):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from octavo.core.sampling import SamplingParams
 from octavo.core.step import TokenLogprobs
 from octavo.engine.messages import EngineRequest, OutputDelta
 from octavo.llm.prompts import TokenizedPrompt
@@ -22,7 +23,7 @@ from octavo.server.protocol_chat import ChatRequest
 from octavo.server.score_limits import count_output_scores, count_prompt_scores
 from octavo.server.service import Service
 from octavo.server.stream import DONE, event
-from octavo.server.tool_calls import CallList, SaidAsCalls, required_calls
+from octavo.server.tool_calls import CallList, SaidAsCalls
 from octavo.server.tool_parsers.deltas import ContentDelta, ToolDelta
 
 
@@ -103,6 +104,7 @@ class Chat:
         service: Service,
         body: ChatRequest,
         prompt: TokenizedPrompt,
+        params: SamplingParams,
         *,
         request_id: str,
         model: str,
@@ -110,7 +112,6 @@ class Chat:
     ) -> None:
         self._service = service
         self._body = body
-        params = body.sampling_params(required_calls(body, service.tool_format))
         length, longest_tokens = len(prompt.token_ids), service.llm.longest_request_tokens
         asked_by = "top_logprobs" if body.top_logprobs else "logprobs"
         self.num_scores = count_prompt_scores(params, length, param="prompt_logprobs")

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from octavo.core.sampling import SamplingParams
 from octavo.core.step import TokenLogprobs
 from octavo.engine.messages import EngineRequest, OutputDelta
 from octavo.llm.prompts import TokenizedPrompt
@@ -149,6 +150,7 @@ class Completion:
     """One call of `/v1/completions`, whose prompts have been read.
 
     Args:
+        params: `body.sampling_params()`, which may take long.
         request_id: Of the call; its prompts' requests are called after it.
         model: The name it was asked under.
     """
@@ -158,6 +160,7 @@ class Completion:
         service: Service,
         body: CompletionRequest,
         prompts: Sequence[TokenizedPrompt],
+        params: SamplingParams,
         *,
         request_id: str,
         model: str,
@@ -174,7 +177,6 @@ class Completion:
             "model": model,
             "system_fingerprint": service.fingerprint,
         }
-        params = body.sampling_params()
         lengths = [len(prompt.token_ids) for prompt in prompts]
         asked_by = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         self.num_scores = count_prompt_scores(params, sum(lengths), param=asked_by, num_listed=body.n)

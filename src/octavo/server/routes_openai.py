@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from octavo.core.sampling import SamplingParams
 from octavo.errors import InvalidParameterError, RequestTooLongError
 from octavo.server.answers import Answers, while_connected
 from octavo.server.chat import Chat
 from octavo.server.completions import Completion
 from octavo.server.errors import renamed, to_api_error
-from octavo.server.json_body import StrictRoute, json_response, large_json_response
+from octavo.server.json_body import LARGE_BODY_BYTES, StrictRoute, json_response, large_json_response
 from octavo.server.protocol_answers import ERRORS, ChatAnswer, CompletionAnswer, ModelCard, ModelList
 from octavo.server.protocol_chat import ChatRequest
 from octavo.server.protocol_completions import CompletionRequest
@@ -58,7 +60,7 @@ def router(service: Service) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
         name = service.check_model(body.model)
-        body.sampling_params()  # refused before the text is read
+        params = await _work_out(service, request, body.sampling_params)  # refused before the text is read
         service.check_answers(len(body.prompt), body.n)
         prompts = await while_connected(
             request,
@@ -71,6 +73,7 @@ def router(service: Service) -> APIRouter:
             service,
             body,
             prompts,
+            params,
             request_id=engine_id("cmpl", request.state.client_id),
             model=name,
             cache_salt=salt_of(request, body.cache_salt),
@@ -81,7 +84,9 @@ def router(service: Service) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Go on with a conversation."""
         name = service.check_model(body.model)
-        body.sampling_params(required_calls(body, service.tool_format))
+        params = await _work_out(
+            service, request, lambda: body.sampling_params(required_calls(body, service.tool_format))
+        )
         tools = shown_tools(body)
         prompt = await while_connected(
             request,
@@ -99,6 +104,7 @@ def router(service: Service) -> APIRouter:
             service,
             body,
             prompt,
+            params,
             request_id=engine_id("chatcmpl", request.state.client_id),
             model=name,
             cache_salt=salt_of(request, body.cache_salt),
@@ -106,6 +112,14 @@ def router(service: Service) -> APIRouter:
         return await _answer(service, call, request, is_stream=body.stream, structured_by=body.structured_by or "tools")
 
     return routes
+
+
+async def _work_out(service: Service, request: Request, work: Callable[[], SamplingParams]) -> SamplingParams:
+    """Work out a request's parameters: in a thread if it is large, since it may be a schema that is."""
+    num_bytes = len(await request.body())
+    if num_bytes <= LARGE_BODY_BYTES:
+        return work()
+    return await while_connected(request, service.read(work, num_chars=num_bytes))
 
 
 async def _start(service: Service, call: Completion | Chat, *, structured_by: str) -> Answers:

@@ -7,6 +7,7 @@ from typing import Any
 
 from octavo.core.structured import StructuredOutput
 from octavo.errors import InvalidParameterError
+from octavo.server.errors import renamed
 from octavo.server.protocol_chat import ChatRequest, NamedTool, Tool
 from octavo.server.tool_parsers.deltas import ArgumentsDelta, ContentDelta, ToolCallStart, ToolDelta
 from octavo.server.tool_parsers.formats import make_tool_parser
@@ -22,7 +23,8 @@ def required_calls(body: ChatRequest, form: str) -> StructuredOutput | None:
     """Return what holds the model to a call, where one is required.
 
     Raises:
-        InvalidParameterError: the choice has no tools, or another structure is asked for besides.
+        InvalidParameterError: the choice has no tools, another structure is asked for besides, or the tools are too much
+            for a grammar.
     """
     choice = body.tool_choice
     if choice is not None and choice != "none" and not body.tools:
@@ -33,12 +35,15 @@ def required_calls(body: ChatRequest, form: str) -> StructuredOutput | None:
         raise InvalidParameterError(
             "a call is required, and the text has to be something else", param="tool_choice", hints=("ask for one",)
         )
-    return tool_grammar(
-        form,
-        [tool.model_dump(exclude_unset=True) for tool in body.tools],
-        named=choice.function.name if isinstance(choice, NamedTool) else None,
-        is_parallel=body.parallel_tool_calls,
-    )
+    try:
+        return tool_grammar(
+            form,
+            [tool.model_dump(exclude_unset=True) for tool in body.tools],
+            named=choice.function.name if isinstance(choice, NamedTool) else None,
+            is_parallel=body.parallel_tool_calls,
+        )
+    except InvalidParameterError as error:
+        raise error if error.param != "structured" else renamed(error, "tools") from error
 
 
 class SaidAsCalls:
