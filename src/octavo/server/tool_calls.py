@@ -23,8 +23,8 @@ def required_calls(body: ChatRequest, form: str) -> StructuredOutput | None:
     """Return what holds the model to a call, where one is required.
 
     Raises:
-        InvalidParameterError: the choice has no tools, another structure is asked for besides, or the tools are too much
-            for a grammar.
+        InvalidParameterError: the choice has no tools, another structure is asked for besides, or the tools are too
+            large for a grammar.
     """
     choice = body.tool_choice
     if choice is not None and choice != "none" and not body.tools:
