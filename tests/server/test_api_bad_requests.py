@@ -309,6 +309,14 @@ def test_paths_and_methods_that_are_not_there_are_answered_in_the_same_shape(
     check_error(client.request(method, path), status)
 
 
+def test_a_wrong_path_or_method_is_told_the_right_one(client: httpx.Client):
+    """A base address without /v1 is the most common mistake."""
+    wrong = client.post("/chat/completions", json={"messages": MESSAGES})
+    assert wrong.status_code == 404 and "/v1/chat/completions" in wrong.json()["error"]["message"]
+    got = client.get(CHAT)
+    assert got.status_code == 405 and "only POST" in got.json()["error"]["message"] and got.headers["allow"] == "POST"
+
+
 def test_two_requests_may_share_an_id(server: ServerProcess):
     """Each is answered, under an engine id of its own, and told its own id back."""
     import concurrent.futures

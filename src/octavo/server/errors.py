@@ -36,6 +36,7 @@ _TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+_PATHS = "the API is below /v1: /v1/chat/completions, /v1/completions, /v1/models"
 _FIELDS = tuple({**ChatRequest.model_fields, **CompletionRequest.model_fields})
 _STATUS: Sequence[tuple[type[OctavoError], int, str | None]] = (
     (InvalidParameterError, 400, None),
@@ -111,9 +112,18 @@ def to_api_error(error: Exception) -> ApiError:
     if isinstance(error, RequestValidationError):
         return _from_validation(error)
     if isinstance(error, HTTPException):
-        code = {404: "no-such-path", 405: "method-not-allowed"}.get(error.status_code, "error")
-        return ApiError(error.status_code, str(error.detail), code=code, headers=error.headers)
+        return _from_http(error)
     return ApiError(500, "the server failed on this request, because of a bug in Octavo", code="internal")
+
+
+def _from_http(error: HTTPException) -> ApiError:
+    message, code = str(error.detail), "error"
+    if error.status_code == 404:
+        message, code = f"there is no such path (hint: {_PATHS})", "no-such-path"
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow")
+        message, code = f"only {allowed} is answered here" if allowed else message, "method-not-allowed"
+    return ApiError(error.status_code, message, code=code, headers=error.headers)
 
 
 def renamed(error: InvalidParameterError, param: str) -> InvalidParameterError:
