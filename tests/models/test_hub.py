@@ -124,6 +124,15 @@ def test_gated_repository_says_how_to_get_in(pull, hub, answer):
     assert "HF_TOKEN" in document["error"]["hints"][0]
 
 
+def test_a_hub_that_lets_nobody_in_without_a_token_asks_for_one(pull, hub, answer):
+    hub.answers["/api/models/org/tiny/revision/main"] = answer(status=401)
+
+    code, document, _ = pull("org/tiny")
+
+    assert code == 1
+    assert "HF_TOKEN" in document["error"]["hints"][0]
+
+
 def test_offline_without_the_model_names_the_variable(pull):
     code, document, _ = pull("org/tiny", HF_HUB_OFFLINE="1")
 

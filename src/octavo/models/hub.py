@@ -39,7 +39,11 @@ def fetch_from_hub(hub_id: HubId, environ: Mapping[str, str], progress: Progress
         MachineError: the hub's cache cannot be written.
     """
     # Imported here: the client takes a while to load, and most models are local.
-    from huggingface_hub import snapshot_download  # noqa: PLC0415
+    from huggingface_hub import HfApi, snapshot_download  # noqa: PLC0415
+
+    def ask(patience_s: float) -> None:
+        api = HfApi(endpoint=environ.get("HF_ENDPOINT") or None)
+        api.model_info(hub_id.repository, revision=hub_id.revision or "main", timeout=patience_s)
 
     def download(*, is_cached_only: bool) -> str:
         folder: str = snapshot_download(
@@ -52,7 +56,7 @@ def fetch_from_hub(hub_id: HubId, environ: Mapping[str, str], progress: Progress
         )
         return folder
 
-    path = _fetched(hub_id, environ, download)
+    path = _fetched(hub_id, environ, ask, download)
     if not any(path.glob("*.safetensors")):
         raise ModelNotFoundError(
             f"{hub_id.repository} holds no safetensors",
@@ -68,14 +72,21 @@ def fetch_config(hub_id: HubId, environ: Mapping[str, str]) -> Path:
     Raises:
         As `fetch_from_hub`.
     """
-    from huggingface_hub import hf_hub_download  # noqa: PLC0415
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url  # noqa: PLC0415
+
+    endpoint = environ.get("HF_ENDPOINT") or None
+
+    def ask(patience_s: float) -> None:
+        url = hf_hub_url(hub_id.repository, "config.json", revision=hub_id.revision, endpoint=endpoint)
+        if get_hf_file_metadata(url, timeout=patience_s, endpoint=endpoint).commit_hash is None:
+            raise ValueError("no commit is named, as every hub names one")
 
     def download(*, is_cached_only: bool) -> str:
         path: str = hf_hub_download(
             hub_id.repository,
             "config.json",
             revision=hub_id.revision,
-            endpoint=environ.get("HF_ENDPOINT") or None,
+            endpoint=endpoint,
             local_files_only=is_cached_only,
         )
         return path
@@ -86,13 +97,19 @@ def fetch_config(hub_id: HubId, environ: Mapping[str, str]) -> Path:
         path: str = _within(patience_s, lambda: download(is_cached_only=is_cached_only))
         return path
 
-    return _fetched(hub_id, environ, download_soon)
+    return _fetched(hub_id, environ, ask, download_soon)
 
 
-def _fetched(hub_id: HubId, environ: Mapping[str, str], download: Callable[..., str]) -> Path:
-    """Download once the hub has answered; else take what the client's cache holds."""
+def _fetched(
+    hub_id: HubId, environ: Mapping[str, str], ask: Callable[[float], None], download: Callable[..., str]
+) -> Path:
+    """Download once the hub has answered; else take what the client's cache holds.
+
+    Args:
+        ask: Makes one request of the hub, with a limit in seconds.
+    """
     try:
-        _ask_hub(hub_id, environ)
+        _ask_hub(hub_id, environ, ask)
     except ModelError as refusal:
         try:
             with _quiet_client():
@@ -108,22 +125,16 @@ def _fetched(hub_id: HubId, environ: Mapping[str, str], download: Callable[..., 
         raise _as_ours(error, hub_id, environ) from error
 
 
-def _ask_hub(hub_id: HubId, environ: Mapping[str, str]) -> None:
-    """Return once the hub says that it has the repository.
+def _ask_hub(hub_id: HubId, environ: Mapping[str, str], ask: Callable[[float], None]) -> None:
+    """Return once the hub says that it has what is wanted.
 
     Raises:
         ModelNotFoundError: it has not.
         DownloadError: it does not say, so that its cache has to do.
     """
-    from huggingface_hub import HfApi  # noqa: PLC0415
-
     patience_s = _patience_s(environ)
-    api = HfApi(endpoint=environ.get("HF_ENDPOINT") or None)
     try:
-        _within(
-            patience_s,
-            lambda: api.model_info(hub_id.repository, revision=hub_id.revision or "main", timeout=patience_s),
-        )
+        _within(patience_s, lambda: ask(patience_s))
     except TimeoutError as error:
         raise _no_answer(hub_id, environ, patience_s) from error
     except ValueError as error:  # its answer is no JSON: the page of a login, or some other server
@@ -131,7 +142,7 @@ def _ask_hub(hub_id: HubId, environ: Mapping[str, str]) -> None:
             raise _as_ours(error, hub_id, environ) from error
         raise DownloadError(
             f"{hub_id.repository} is not in the local cache, and {_where(environ)} does not answer as a hub does",
-            because="what came is no JSON; a login page or a proxy may have answered in its place",
+            because="a login page or a proxy may have answered in its place",
             hints=_OTHER_PLACES,
         ) from error
     except Exception as error:
@@ -234,8 +245,11 @@ def _explained(error: Exception, hub_id: HubId, environ: Mapping[str, str]) -> M
         why = "HF_HUB_OFFLINE is set" if is_offline else f"{where} cannot be reached"
         return DownloadError(f"{repository} is not in the local cache, and {why}", hints=_OTHER_PLACES)
     if isinstance(error, errors.HfHubHTTPError):
+        is_barred = error.response is not None and error.response.status_code in (401, 403)
         return DownloadError(
-            f"{repository} could not be fetched from {where}", because=_first_line(error), hints=_OTHER_PLACES
+            f"{repository} could not be fetched from {where}",
+            because=_first_line(error),
+            hints=("set HF_TOKEN to an access token that is let in", *_OTHER_PLACES) if is_barred else _OTHER_PLACES,
         )
     return DownloadError(
         f"{repository} is not in the local cache, and {where} cannot be reached",

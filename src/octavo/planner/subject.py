@@ -150,7 +150,7 @@ class Subject:
         if self.spec is None:
             error = self.octavo_refusal
             assert error is not None, "a model without a spec has a reason"
-            others = "`--device h100-80gb`, or any other of `--list-devices`, plans for vLLM"
+            others = "`--engine vllm --device h100-80gb`, or any other of `--list-devices`, plans for vLLM"
             raise type(error)(error.message, because=error.because, hints=(*error.hints, others)) from error
         refusal = why_not_native(config, native_refusal)
         facts = _facts_from_spec(windowed(self.spec, config), self.stored, config, native_refusal=refusal)
