@@ -73,6 +73,11 @@ def test_null_config_file_turns_all_files_off(tmp_path):
     assert settings(tmp_path, files, PIP_CONFIG_FILE="/dev/null").indexes[0].url == DEFAULT_INDEX
 
 
+def test_a_config_file_without_end_is_refused(tmp_path):
+    with pytest.raises(InvalidParameterError, match="holds more than"):
+        settings(tmp_path, {}, PIP_CONFIG_FILE="/dev/zero")
+
+
 def test_no_index_leaves_only_the_folders(tmp_path):
     found = settings(tmp_path, PIP_NO_INDEX="1", PIP_FIND_LINKS="/wheels https://page", PIP_INDEX_URL="https://x")
 

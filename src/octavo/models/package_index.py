@@ -14,7 +14,8 @@ from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import url2pathname
 
-from octavo.errors import DownloadError
+from octavo.config.text_file import read_text_file
+from octavo.errors import DownloadError, InvalidParameterError, MachineError
 from octavo.models.pip_settings import PipSettings, Place
 from octavo.models.web import TransientError, Web, shown
 
@@ -92,9 +93,9 @@ def _local_links(path: Path) -> list[str]:
         return [each.absolute().as_uri() for each in sorted(path.iterdir())]
     page = page if path.is_dir() else path
     try:
-        text = page.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise DownloadError(error.strerror or str(error)) from error
+        text = read_text_file(page, param="index", what="a list of files", max_bytes=_MAX_PAGE_BYTES, is_lenient=True)
+    except (MachineError, InvalidParameterError) as error:
+        raise DownloadError(error.because or error.message) from error
     return _html_links(text, page.absolute().as_uri())
 
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from octavo.errors import DownloadError, InvalidParameterError
+from octavo.config.text_file import read_text_file
+from octavo.errors import DownloadError, InvalidParameterError, MachineError
 from octavo.units import quote
 
+_MAX_FILE_BYTES = 1 << 20
 DEFAULT_INDEX = "https://pypi.org/simple"
 DEFAULT_TIMEOUT_S = 30.0
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -143,11 +145,12 @@ def _config_files(environ: Mapping[str, str], root: Path, prefix: Path) -> Itera
 def _read_file(path: Path) -> dict[str, tuple[str, str]]:
     parser = configparser.RawConfigParser()
     try:
-        with path.open(encoding="utf-8") as file:
-            parser.read_file(file)
-    except OSError:
+        text = read_text_file(path, param=str(path), what="a configuration of pip", max_bytes=_MAX_FILE_BYTES)
+    except MachineError:
         return {}  # not there, or not ours to read; pip skips it too
-    except (configparser.Error, UnicodeDecodeError) as error:
+    try:
+        parser.read_string(text, source=str(path))
+    except configparser.Error as error:
         reason = str(error).splitlines()[0]
         raise InvalidParameterError(f"cannot be parsed: {reason}", param=str(path)) from error
     values = {}

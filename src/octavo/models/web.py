@@ -95,7 +95,8 @@ class Web:
             return self._credentials[host]
         path = Path(self._environ.get("NETRC") or Path(self._environ.get("HOME", "/nonexistent")) / ".netrc")
         try:
-            found = netrc.netrc(path).authenticators(urlsplit(url).hostname or "")
+            is_there = path.is_file()  # a device may have no end
+            found = netrc.netrc(path).authenticators(urlsplit(url).hostname or "") if is_there else None
         except (OSError, netrc.NetrcParseError):
             found = None
         return _basic(found[0], found[2] or "") if found else ""
