@@ -16,6 +16,7 @@
 namespace octavo {
 
 constexpr int kSplitTokens = 512;
+constexpr int kTilesPerSplit = kSplitTokens / kTileTokens;
 constexpr int kMaxRowsPerBlock = 48;  // eight register tiles of six rows: queries, sums and one tile of keys fit in L1
 
 // Where the rows of a step are, and their block tables in one KV group.
@@ -63,13 +64,22 @@ struct AttentionCall {
   KvLayout layout;                // of the layer
   const float* sink_q = nullptr;  // with sinks: query heads as they read those
   int64_t sink_q_stride = 0;
+
+  const int32_t* table(int request) const { return batch.block_ids + batch.table_offsets[request]; }
+  // The tile that holds a position.
+  const std::byte* tile(const int32_t* table, int kv_head, int position) const {
+    const int place = position % layout.block_size;
+    return pool + layout.keys_offset(table[position / layout.block_size], kv_head, place / kTileTokens);
+  }
 };
 
+constexpr int kBoundedTiles = 8;  // tiles whose bounds are at hand at once, for all rows
+inline int padded_bounds(int head_dim) { return (head_dim + 15) / 16 * 16; }
 inline int padded_head_dim(int head_dim) { return (head_dim + 7) / 8 * 8; }
 
 // Floats of scratch that attention needs per thread.
 size_t attention_scratch_floats(int head_dim);
 // What it needs besides where rows read sparsely, among up to `max_tiles` tiles.
-size_t selection_scratch_floats(int64_t max_tiles);
+size_t selection_scratch_floats(int head_dim, int64_t max_tiles);
 
 }  // namespace octavo

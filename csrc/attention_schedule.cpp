@@ -16,11 +16,12 @@ constexpr int kRowMultiple = 6;
 constexpr int kMinSharedRows = 24;
 // Visiting a tile costs about as much as computing this many rows with it.
 constexpr int64_t kTileOverheadRows = 4;
+// Choosing among this many tiles costs about as much as reading one.
+constexpr int64_t kChosenAmong = 16;
 // 4 MiB of partial sums: 30 heads of 128 dimensions over 128,000 tokens.
 constexpr int64_t kPartialFloats = int64_t(1) << 20;
 constexpr size_t kMaxShares = 1024;
 constexpr size_t kMaxSharedRows = 8192;
-constexpr int64_t kTilesPerSplit = kSplitTokens / kTileTokens;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -52,21 +53,24 @@ size_t attention_scratch_floats(int head_dim) {
          2 * (area(int64_t(kMaxRowsPerBlock) * dims) + area(kMaxRowsPerBlock * 8) + area(kMaxRowsPerBlock));
 }
 
-size_t selection_scratch_floats(int64_t max_tiles) {
-  return size_t((kMaxRowsPerBlock + 1) * max_tiles + kMaxRowsPerBlock * divide_up(max_tiles, 32));
+size_t selection_scratch_floats(int head_dim, int64_t max_tiles) {
+  const int64_t num_words = divide_up(max_tiles, 32);
+  return size_t(int64_t(kMaxRowsPerBlock + kBoundedTiles) * 2 * padded_bounds(head_dim) +
+                (int64_t(kMaxRowsPerBlock) * 33 + 32) * num_words);
 }
 
-AttentionSchedule::AttentionSchedule(AttentionShape shape, bool is_sparse, int max_tokens, int max_requests,
+AttentionSchedule::AttentionSchedule(AttentionShape shape, int sparse_tiles, int max_tokens, int max_requests,
                                      int num_threads)
-    : shape_(shape), is_sparse_(is_sparse), num_threads_(num_threads) {
+    : shape_(shape), sparse_tiles_(sparse_tiles), num_threads_(num_threads) {
   const int64_t num_kv_heads = shape.num_kv_heads;
   const int64_t max_rows = int64_t(max_tokens) * shape.heads_per_group();
   const int64_t max_blocks = divide_up(max_rows, kMinRowsPerBlock) + max_requests;
   // Row blocks above the target cost are fewer than the items wanted; each is cut into at most cost / target + 1.
   const int64_t max_cut = int64_t(num_threads) * kItemsPerThread + num_kv_heads;
+  const int64_t max_single_rows = sparse_tiles == 0 ? 0 : num_threads * kMaxRowsPerBlock;
   const int64_t max_merges = max_cut + max_requests * num_kv_heads;
   rows_.reserve(size_t(max_rows) + kMaxSharedRows);
-  items_.reserve(size_t(max_blocks * num_kv_heads + 2 * max_cut) + kMaxShares * size_t(num_kv_heads));
+  items_.reserve(size_t(max_blocks * num_kv_heads + 2 * max_cut + max_single_rows) + kMaxShares * size_t(num_kv_heads));
   merges_.reserve(size_t(max_merges));
   shares_.reserve(kMaxShares);
   members_.reserve(kMaxSharedRows);
@@ -90,11 +94,14 @@ void AttentionSchedule::build(const AttentionBatch& batch, int block_size) {
   next_partial_ = 0;
   const int max_rows = rows_per_block(batch);
   int64_t total_cost = 0;
+  num_whole_items_ = 0;
   for (int request = 0; request < batch.num_requests; ++request) {
     for (int row = 0; row < num_rows(batch, request); row += max_rows) {
       total_cost += block_of(batch, request, row, std::min(row + max_rows, num_rows(batch, request))).cost;
+      num_whole_items_ += shape_.num_kv_heads;
     }
   }
+  if (num_whole_items_ < num_threads_ * kItemsPerThread) num_whole_items_ -= num_whole_items_ % num_threads_;
   target_cost_ = divide_up(total_cost * shape_.num_kv_heads, int64_t(num_threads_) * kItemsPerThread);
   find_shares(batch, block_size, std::max(max_rows, kMinSharedRows));
   for (int request = 0; request < batch.num_requests; ++request) {
@@ -120,6 +127,11 @@ int AttentionSchedule::rows_per_block(const AttentionBatch& batch) const {
       std::clamp<int64_t>(round_up(divide_up(num_rows, num_blocks), kRowMultiple), kMinRowsPerBlock, kMaxRowsPerBlock));
 }
 
+bool AttentionSchedule::is_sparse(const AttentionBatch& batch, int request) const {
+  const int end = batch.start_positions[request] + batch.num_queries(request);
+  return sparse_tiles_ > 0 && divide_up(end, kTileTokens) > sparse_tiles_;
+}
+
 int AttentionSchedule::num_rows(const AttentionBatch& batch, int request) const {
   return batch.num_queries(request) * shape_.heads_per_group();
 }
@@ -131,12 +143,14 @@ AttentionSchedule::RowBlock AttentionSchedule::block_of(const AttentionBatch& ba
   const int end = batch.start_positions[request] + (row_end - 1) / group + 1;
   const int begin = shape_.visible_begin(first_position);
   const int64_t num_tiles = divide_up(end, kTileTokens) - begin / kTileTokens;
+  const int64_t num_read = is_sparse(batch, request) ? sparse_tiles_ + num_tiles / kChosenAmong : num_tiles;
   return {request,
           row_begin,
           row_end,
           begin / kSplitTokens,
           int(divide_up(end, kSplitTokens)),
-          num_tiles * (row_end - row_begin + kTileOverheadRows)};
+          is_sparse(batch, request),
+          num_read * (row_end - row_begin + kTileOverheadRows)};
 }
 
 // Splits that all rows of a request see to the end.
@@ -156,10 +170,11 @@ void AttentionSchedule::find_shares(const AttentionBatch& batch, int block_size,
   candidates_.clear();
   shared_splits_.assign(size_t(batch.num_requests), 0);
   request_merges_.assign(size_t(batch.num_requests), -1);
-  if (shape_.window != 0 || is_sparse_) return;
+  if (shape_.window != 0) return;
   for (int request = 0; request < batch.num_requests; ++request) {
     const int rows = num_rows(batch, request);
-    if (rows > 0 && rows <= max_rows / 2 && num_full_splits(batch, request) > 0) candidates_.push_back(request);
+    if (rows == 0 || rows > max_rows / 2 || is_sparse(batch, request)) continue;
+    if (num_full_splits(batch, request) > 0) candidates_.push_back(request);
   }
   for (int split = 0; candidates_.size() > 1; ++split) {
     share_split(batch, block_size, split, max_rows);
@@ -210,7 +225,7 @@ void AttentionSchedule::add_block(const RowBlock& block, int num_shared_splits) 
   const int split_begin = block.split_begin + num_shared_splits;  // shared rows have no window: they begin at split 0
   const int num_splits = block.split_end - split_begin;
   int num_items = 1;
-  if (num_threads_ > 1 && block.cost > target_cost_ && !is_sparse_) {
+  if (num_threads_ > 1 && block.cost > target_cost_ && !block.is_sparse) {
     num_items = int(std::min<int64_t>(num_splits, divide_up(block.cost, target_cost_)));
   }
   num_items = std::min(num_items, num_splits);  // none is left when all splits are shared
@@ -246,6 +261,13 @@ void AttentionSchedule::add_items(const RowBlock& block, int split_begin, int sp
   const int num_splits = split_end - split_begin;
   for (int row = block.row_begin; row < block.row_end; ++row) rows_.push_back({block.request, row, merge});
   for (int kv_head = 0; kv_head < shape_.num_kv_heads; ++kv_head) {
+    if (block.is_sparse && int64_t(items_.size()) >= num_whole_items_) {
+      const int count = block.row_end - block.row_begin;
+      for (int i = 0; i < count; ++i) {
+        items_.push_back({kv_head, first_row + i, 1, split_begin, split_end, divide_up(block.cost, count)});
+      }
+      continue;
+    }
     for (int i = 0; i < num_items; ++i) {
       const int begin = split_begin + num_splits * i / num_items;
       const int end = split_begin + num_splits * (i + 1) / num_items;

@@ -9,6 +9,9 @@
 // once, and more rows make fuller register tiles. Long row blocks are cut between splits, so that threads share them.
 // In both cases a row's splits are computed by several items, which leave partial sums; whoever finishes last merges
 // them from left to right. Neither changes a bit.
+//
+// Rows that read sparsely choose their tiles once, so one item computes all their splits. Of few items those that would
+// leave a thread without work at the end are cut by rows, each of which has tiles of its own anyway.
 #pragma once
 
 #include <atomic>
@@ -54,8 +57,8 @@ inline int64_t partial_floats(int head_dim) { return padded_head_dim(head_dim) +
 // All memory is taken in the constructor; what does not fit into the area of partial sums is computed undivided.
 class AttentionSchedule {
  public:
-  // Rows that read sparsely choose their tiles once: `is_sparse` keeps their splits in one item.
-  AttentionSchedule(AttentionShape shape, bool is_sparse, int max_tokens, int max_requests, int num_threads);
+  // Requests of more than `sparse_tiles` tiles read sparsely; 0: none does.
+  AttentionSchedule(AttentionShape shape, int sparse_tiles, int max_tokens, int max_requests, int num_threads);
 
   void build(const AttentionBatch& batch, int block_size);
   // Items may be computed in any order, each once per use; the first ones are the dearest.
@@ -78,6 +81,7 @@ class AttentionSchedule {
     int row_end;
     int split_begin;
     int split_end;
+    bool is_sparse;
     int64_t cost;  // per KV head
   };
   // Requests whose rows visit a split together: a range of `members_`.
@@ -88,6 +92,7 @@ class AttentionSchedule {
   };
 
   int rows_per_block(const AttentionBatch& batch) const;
+  bool is_sparse(const AttentionBatch& batch, int request) const;
   RowBlock block_of(const AttentionBatch& batch, int request, int row_begin, int row_end) const;
   int num_rows(const AttentionBatch& batch, int request) const;
   int num_full_splits(const AttentionBatch& batch, int request) const;
@@ -101,11 +106,12 @@ class AttentionSchedule {
   void add_shared_items(const AttentionBatch& batch);
 
   AttentionShape shape_;
-  bool is_sparse_;
+  int sparse_tiles_;
   int num_threads_;
-  int64_t target_cost_ = 0;   // above which a row block is cut
-  int64_t used_floats_ = 0;   // of partial sums, promised to row blocks
-  int64_t next_partial_ = 0;  // first float that no merge has yet
+  int64_t target_cost_ = 0;      // above which a row block is cut
+  int64_t num_whole_items_ = 0;  // after so many, those of rows that read sparsely are cut
+  int64_t used_floats_ = 0;      // of partial sums, promised to row blocks
+  int64_t next_partial_ = 0;     // first float that no merge has yet
   std::vector<AttentionRow> rows_;
   std::vector<AttentionItem> items_;
   std::vector<AttentionMerge> merges_;

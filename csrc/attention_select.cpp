@@ -20,11 +20,12 @@ bool has_avx512() {
 }
 
 // A chunk across a split boundary, one row, and a window's edge, on random numbers.
-bool gives_same_bits(AttentionShape shape, KvType type) {
+bool gives_same_bits(AttentionShape shape, KvType type, int sparse_tiles) {
   std::mt19937 rng(1);  // the same everywhere: a selection must not be a matter of luck
   const auto number = [&rng] { return static_cast<float>(rng() >> 8) * 0x1p-23f - 1.0f; };
   const KvLayout layout =
-      lay_out_layers({type}, {false}, {0}, {0}, {type, shape.num_kv_heads, shape.head_dim, kTileTokens}).front();
+      lay_out_layers({type}, {sparse_tiles > 0}, {0}, {0}, {type, shape.num_kv_heads, shape.head_dim, kTileTokens})
+          .front();
   const std::vector<int32_t> query_offsets{0, 19, 20, 27};
   const std::vector<int32_t> start_positions{kSplitTokens - 7, 40, 0};
   std::vector<int32_t> block_ids, table_offsets{0};
@@ -43,6 +44,9 @@ bool gives_same_bits(AttentionShape shape, KvType type) {
         kernels_avx2().store_kv(layout, pool.data() + layout.keys_offset(block, head, 0), place, key.data(),
                                 value.data());
       }
+      if (sparse_tiles > 0) {
+        kernels_avx2().bound_tile(layout, pool.data() + layout.keys_offset(block, head, 0));
+      }
     }
   }
   const int num_tokens = query_offsets.back();
@@ -51,13 +55,15 @@ bool gives_same_bits(AttentionShape shape, KvType type) {
   std::generate(q.begin(), q.end(), number);
   std::vector<float> outputs[2] = {std::vector<float>(q.size(), 1.0f), std::vector<float>(q.size(), 2.0f)};
   const AttentionBatch batch{3, query_offsets.data(), start_positions.data(), block_ids.data(), table_offsets.data()};
-  AttentionSchedule schedule(shape, false, num_tokens, 3, 1);
+  AttentionSchedule schedule(shape, sparse_tiles, num_tokens, 3, 1);
   schedule.build(batch, kTileTokens);
-  const AlignedBytes scratch = aligned_bytes(attention_scratch_floats(shape.head_dim) * sizeof(float));
+  const size_t scratch_floats =
+      attention_scratch_floats(shape.head_dim) + selection_scratch_floats(shape.head_dim, int64_t(block_ids.size()));
+  const AlignedBytes scratch = aligned_bytes(scratch_floats * sizeof(float));
   const AttendFunction kernels[2] = {kernels_avx2().attend, kAttendAvx512};
   for (int i = 0; i < 2; ++i) {
-    const AttentionCall call{shape, batch,       1.0f,   0,        0.0f, q.data(), width, outputs[i].data(),
-                             width, pool.data(), layout, q.data(), width};
+    const AttentionCall call{shape, batch,       1.0f,   sparse_tiles, 0.0f, q.data(), width, outputs[i].data(),
+                             width, pool.data(), layout, q.data(),     width};
     for (int64_t j = 0; j < schedule.num_items(); ++j) {
       kernels[i](call, schedule, schedule.item(j), reinterpret_cast<float*>(scratch.get()));
     }
@@ -70,7 +76,8 @@ bool is_avx512_usable() {
   for (const KvType type : {KvType::f32, KvType::f16, KvType::bf16, KvType::int8, KvType::fp8_e4m3, KvType::int4}) {
     for (const AttentionShape shape : {AttentionShape{3, 1, 64, 0}, AttentionShape{8, 1, 40, 0},
                                        AttentionShape{2, 2, 100, 33}, AttentionShape{3, 1, 64, 33, 5}}) {
-      if (!gives_same_bits(shape, type)) return false;
+      if (!gives_same_bits(shape, type, 0)) return false;
+      if (shape.window == 0 && !gives_same_bits(shape, type, 5)) return false;
     }
   }
   return true;

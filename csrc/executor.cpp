@@ -100,20 +100,18 @@ Executor::Executor(Program program, ModelSizes sizes, ExecutorConfig config)
       .num_sinks = std::vector<int>(size_t(sizes_.num_groups), 0),
   };
   find_phases();
-  schedules_.resize(size_t(sizes_.num_groups));
+  schedules_.resize(2 * size_t(sizes_.num_groups));
   arena_ = aligned_bytes(size_t(program_.arena_bytes));
   thread_scratch_bytes_ = attention_scratch_floats(sizes_.head_dim) * sizeof(float);
-  std::vector<bool> is_sparse(schedules_.size());
   for (const Op& op : program_.ops) {
     if (op.sparse_tiles == 0) continue;
     if (!layouts_[size_t(op.layer)].has_bounds) throw std::invalid_argument("sparse_tiles: the layer has no bounds");
-    is_sparse[size_t(sizes_.layer_groups[size_t(op.layer)])] = true;
-  }
-  if (std::find(is_sparse.begin(), is_sparse.end(), true) != is_sparse.end()) {
-    const int64_t max_tiles = config_.num_blocks * config_.block_size / kTileTokens;
-    thread_scratch_bytes_ += selection_scratch_floats(max_tiles) * sizeof(float);
-    whole_tiles_.reserve(size_t(max_tokens / kTileTokens + config_.max_num_requests));
     reads_sparsely_ = true;
+  }
+  if (reads_sparsely_) {
+    const int64_t max_tiles = config_.num_blocks * config_.block_size / kTileTokens;
+    thread_scratch_bytes_ += selection_scratch_floats(sizes_.head_dim, max_tiles) * sizeof(float);
+    whole_tiles_.reserve(size_t(max_tokens / kTileTokens + config_.max_num_requests));
   }
   for (size_t i = 0; i < program_.ops.size(); ++i) {
     const Op& op = program_.ops[i];
@@ -141,10 +139,11 @@ Executor::Executor(Program program, ModelSizes sizes, ExecutorConfig config)
       const size_t group = size_t(sizes_.layer_groups[size_t(op.layer)]);
       limits_.windows[group] = op.window;
       limits_.num_sinks[group] = op.num_sinks;
-      if (schedules_[group] == nullptr) {
-        schedules_[group] = std::make_unique<AttentionSchedule>(
+      std::unique_ptr<AttentionSchedule>& schedule = schedule_of(op);
+      if (schedule == nullptr) {
+        schedule = std::make_unique<AttentionSchedule>(
             AttentionShape{sizes_.num_heads, sizes_.num_kv_heads, sizes_.head_dim, op.window, op.num_sinks},
-            is_sparse[group], max_tokens, config_.max_num_requests, config_.num_threads);
+            op.sparse_tiles, max_tokens, config_.max_num_requests, config_.num_threads);
       }
     }
   }
@@ -206,8 +205,8 @@ void Executor::step(const StepInput& step, StepOutput& output) {
 }
 
 void Executor::prepare(const StepInput& step) {
-  for (size_t group = 0; group < schedules_.size(); ++group) {
-    if (schedules_[group] != nullptr) schedules_[group]->build(batch_of(step, int(group)), config_.block_size);
+  for (size_t i = 0; i < schedules_.size(); ++i) {
+    if (schedules_[i] != nullptr) schedules_[i]->build(batch_of(step, int(i / 2)), config_.block_size);
   }
   if (reads_sparsely_) find_whole_tiles(step);
   questions_.clear();
@@ -521,8 +520,8 @@ AttentionBatch Executor::batch_of(const StepInput& step, int group) const {
           table.offsets.data()};
 }
 
-AttentionSchedule& Executor::schedule_of(const Op& op) {
-  return *schedules_[size_t(sizes_.layer_groups[size_t(op.layer)])];
+std::unique_ptr<AttentionSchedule>& Executor::schedule_of(const Op& op) {
+  return schedules_[2 * size_t(sizes_.layer_groups[size_t(op.layer)]) + (op.sparse_tiles > 0 ? 1 : 0)];
 }
 
 void Executor::attend(const StepInput& step, const Op& op, int thread) {
@@ -542,7 +541,7 @@ void Executor::attend(const StepInput& step, const Op& op, int thread) {
       .sink_q_stride = op.sink_q < 0 ? 0 : stride(op.sink_q),
   };
   if (op.sparse_tiles > 0) bound_tiles(step, op, thread);
-  AttentionSchedule& schedule = schedule_of(op);
+  AttentionSchedule& schedule = *schedule_of(op);
   team_.for_chunks(thread, schedule.num_items(), [&](int64_t index) {
     attend_(call, schedule, schedule.item(index), reinterpret_cast<float*>(thread_scratch_[size_t(thread)].get()));
   });

@@ -110,7 +110,7 @@ class Executor {
   void combine_row(const Op& op, int row);
   void answer(const StepInput& step, Rows rows, StepOutput& output, int thread);
   AttentionBatch batch_of(const StepInput& step, int group) const;
-  AttentionSchedule& schedule_of(const Op& op);
+  std::unique_ptr<AttentionSchedule>& schedule_of(const Op& op);
   // Adds the time since the last call to a counter, on thread 0 and if asked for.
   void clock(int thread, double& counter);
 
@@ -137,8 +137,9 @@ class Executor {
   std::vector<AlignedBytes> thread_scratch_;
   size_t shared_scratch_bytes_ = 0;
   size_t thread_scratch_bytes_ = 0;
-  std::vector<std::unique_ptr<AttentionSchedule>> schedules_;  // by KV group; null where no layer attends
-  std::vector<Sampler> samplers_;                              // one per thread
+  // By KV group, of layers that read all and of layers that read sparsely; null where there are none.
+  std::vector<std::unique_ptr<AttentionSchedule>> schedules_;
+  std::vector<Sampler> samplers_;  // one per thread
 
   struct WholeTile {
     int request;

@@ -99,6 +99,33 @@ OCTAVO_INLINE bool any(I8 mask) {
 #endif
 }
 
+// Bit i: whether the mask is set in lane i.
+OCTAVO_INLINE uint32_t mask_bits(I8 mask) {
+#if OCTAVO_SIMD_AVX2
+  return uint32_t(_mm256_movemask_ps((__m256)mask));
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < 8; ++i) bits |= uint32_t(mask[i] & 1) << i;
+  return bits;
+#endif
+}
+
+// Lane i: the sum of the lanes of vector i, in one fixed order.
+OCTAVO_INLINE F8 sums_of(const F8 (&v)[8]) {
+#if OCTAVO_SIMD_AVX2
+  const auto pairs = [&v](int i) { return _mm256_hadd_ps((__m256)v[i], (__m256)v[i + 1]); };
+  const __m256 low = _mm256_hadd_ps(pairs(0), pairs(2));
+  const __m256 high = _mm256_hadd_ps(pairs(4), pairs(6));
+  return (F8)_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+#else
+  F8 sums;
+  for (int i = 0; i < 8; ++i) {
+    sums[i] = ((v[i][0] + v[i][1]) + (v[i][2] + v[i][3])) + ((v[i][4] + v[i][5]) + (v[i][6] + v[i][7]));
+  }
+  return sums;
+#endif
+}
+
 // Sum of the lanes, in one fixed order.
 OCTAVO_INLINE float sum(F8 v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 
