@@ -61,16 +61,19 @@ def test_half_a_request_is_answered_and_a_silent_client_is_closed(tiny_model: st
         assert "ended=client gone" in server.log
 
 
-def test_a_client_that_does_not_read_keeps_no_server_from_stopping(tiny_model: str):
+@pytest.mark.parametrize("num_signals", [1, 2, 3])
+def test_a_client_that_does_not_read_keeps_no_server_from_stopping(tiny_model: str, num_signals: int):
     """Its answer is there, megabytes of it, beyond what the system takes."""
     body = {"prompt": "a", "n": 16, "max_tokens": 500, "logprobs": 20, "ignore_eos": True, "stream": True}
     data = json.dumps(body).encode()
-    with ServerProcess(tiny_model, *SMALL, "--drain-timeout", "1") as server:
+    with ServerProcess(tiny_model, *SMALL, "--drain-timeout", "1" if num_signals == 1 else "20") as server:
         with contextlib.closing(connect(server, HEAD % len(data) + data)):
             server.wait_for(lambda: has_ended(httpx.get(f"{server.url}/metrics").text))
             start_s = time.monotonic()
-            server.signal(signal.SIGTERM)
-            assert server.wait() == 0
+            for count in range(1, num_signals + 1):
+                server.signal(signal.SIGTERM)
+                wait_for_text(server, "draining for" if count == 1 else "stopping at once")
+            assert server.wait() == (0 if num_signals == 1 else 143)
             assert time.monotonic() - start_s < 15
         check_log(server)
 

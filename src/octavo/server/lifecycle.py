@@ -82,13 +82,14 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn does it, but just before it would cancel what is left, clients that do not read are given up."""
         timeout_s = self.config.timeout_graceful_shutdown or 0
-        timer = asyncio.get_running_loop().call_later(timeout_s - GIVE_UP_S, self._give_up_clients)
+        timer = asyncio.get_running_loop().call_later(timeout_s - GIVE_UP_S, self.give_up_clients)
         try:
             await super().shutdown(sockets)
         finally:
             timer.cancel()
 
-    def _give_up_clients(self) -> None:
+    def give_up_clients(self) -> None:
+        """Close every connection, whatever its client has not read yet."""
         for connection in list(self.server_state.connections):
             if isinstance(connection, Connection):
                 connection.abort()
@@ -188,7 +189,7 @@ class Lifecycle:
             _LOG.info("%s: stopping at once", received.name)
             self._ending.append(asyncio.ensure_future(self._exit_at_once()))
         else:
-            self._server.force_exit = True
+            self._ending.append(asyncio.ensure_future(self._force_exit()))
 
     async def _drain_and_exit(self, deadline_s: float) -> None:
         assert self._llm is not None
@@ -204,6 +205,12 @@ class Lifecycle:
         await self._llm.drain(0.0)
         self._server.should_exit = True
         await asyncio.sleep(FLUSH_S)
+        await self._force_exit()
+
+    async def _force_exit(self) -> None:
+        """Wait for no client; what answers them ends by itself rather than being cut off in the middle."""
+        self._server.give_up_clients()
+        await asyncio.sleep(GIVE_UP_S)
         self._server.force_exit = True
 
 
