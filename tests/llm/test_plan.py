@@ -307,3 +307,22 @@ def test_a_gguf_file_of_a_model_that_octavo_does_not_run_is_planned_for_those_wh
     assert find_subject(str(tmp_path / "tiny.gguf"), {}).stored_bytes == stored
     with pytest.raises(UnsupportedModelError, match="starcoder2"):
         plan_for(PlanQuestion(model=str(tmp_path), engine="octavo"))
+
+
+def test_the_next_command_names_what_the_engine_can_load(tmp_path):
+    folder = str(tmp_path / "model")
+    write_hf_model(TinyModel(), tmp_path / "model")
+    (tmp_path / "lone").mkdir()
+    (tmp_path / "lone" / "config.json").write_bytes((tmp_path / "model" / "config.json").read_bytes())
+
+    def command(model: str, **asked: object) -> str:
+        return plan_for(PlanQuestion(model=model, **asked), environ={"OCTAVO_CACHE": str(tmp_path)}).next_command
+
+    assert command(folder, engine="vllm", memory=8 * GIB).startswith(f"vllm serve {folder} ")
+    assert f"--model-path {folder} " in command(folder, engine="sglang", device="l4")
+    assert command(folder).startswith(f"octavo serve {folder}")
+    # Without weights there is nothing to load, and an alias is known to Octavo alone.
+    for model in (str(tmp_path / "lone"), str(tmp_path / "lone" / "config.json")):
+        assert command(model) == command(model, device="l4") == ""
+    assert command("smollm2-135m", device="l4") == ""
+    assert command("smollm2-135m").startswith("octavo serve smollm2-135m")

@@ -9,6 +9,7 @@ any other hub id    its `config.json` alone, from the hub or the hub's cache
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def find_subject(model: str, environ: Mapping[str, str], *, is_bundled_only: boo
     if not is_bundled_only:
         on_disk = _on_disk(model)
         if on_disk is not None:
-            return on_disk
+            return replace(on_disk, is_on_disk=True)
     try:
         found = find_model(model)
     except ModelNotFoundError as unlisted:

@@ -27,13 +27,15 @@ def next_command(question: PlanQuestion, sizing: Sizing, subject: Subject) -> st
         return ""
     if sizing.engine != "octavo" and needs_packed_checkpoint(question, subject):
         return ""
+    if not subject.name_for(sizing.engine):
+        return ""
     words = {"octavo": _octavo, "vllm": _vllm, "sglang": _sglang}[sizing.engine](question, sizing, subject)
     return " ".join(words)
 
 
 def _octavo(question: PlanQuestion, sizing: Sizing, subject: Subject) -> Iterator[str]:
     yield _COMMANDS[question.purpose]
-    yield shlex.quote(subject.asked)
+    yield shlex.quote(subject.name_for("octavo"))
     for each in OPTIONS:
         value = question.value(each.name)
         if each.is_positional or value is None or value == each.default or each.name in ("max_model_len", "memory"):
@@ -54,7 +56,7 @@ def _octavo(question: PlanQuestion, sizing: Sizing, subject: Subject) -> Iterato
 def _vllm(question: PlanQuestion, sizing: Sizing, subject: Subject) -> Iterator[str]:
     if sizing.max_model_len > subject.shape.max_position:
         yield "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
-    yield f"vllm serve {shlex.quote(subject.name if subject.opened is None else subject.asked)}"
+    yield f"vllm serve {shlex.quote(subject.name_for('vllm'))}"
     tensor, stages = ranks(question)
     yield from _sizes({"tensor-parallel-size": tensor, "pipeline-parallel-size": stages}, default=1)
     yield f"--max-model-len {min(sizing.max_model_len, sizing.longest_fitting_len)}"
@@ -82,10 +84,9 @@ def _vllm(question: PlanQuestion, sizing: Sizing, subject: Subject) -> Iterator[
 
 
 def _sglang(question: PlanQuestion, sizing: Sizing, subject: Subject) -> Iterator[str]:
-    name = subject.name if subject.opened is None else subject.asked
     if sizing.max_model_len > subject.shape.max_position:
         yield "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
-    yield f"python -m sglang.launch_server --model-path {shlex.quote(name)}"
+    yield f"python -m sglang.launch_server --model-path {shlex.quote(subject.name_for('sglang'))}"
     tensor, stages = ranks(question)
     yield from _sizes({"tp-size": tensor, "pp-size": stages}, default=1)
     yield f"--context-length {min(sizing.max_model_len, sizing.longest_fitting_len)}"

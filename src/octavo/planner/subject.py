@@ -76,6 +76,7 @@ class Subject:
         stored_bytes: Of all tensors, as the files store them; 0 where there are no files.
         stored_source: Where that was read.
         is_alias: The name is Octavo's own, so that other engines do not know it.
+        is_on_disk: A path was asked for.
     """
 
     name: str
@@ -89,6 +90,16 @@ class Subject:
     stored_bytes: int = 0
     stored_source: str = ""
     is_alias: bool = False
+    is_on_disk: bool = False
+
+    def name_for(self, engine: str) -> str:
+        """Return what a command line of an engine takes for the model; empty where there is nothing to load yet."""
+        is_ours = engine == "octavo"
+        if self.is_alias:
+            return self.asked if is_ours else str(self.opened.path) if self.opened is not None else ""
+        if self.is_on_disk:
+            return self.asked if self.opened is not None or self.stored_bytes else ""
+        return self.asked if is_ours else self.name
 
     def under(self, hypothesis: Hypothesis) -> Subject:
         """Return the model with another attention."""
