@@ -88,3 +88,16 @@ def test_who_leaves_in_the_middle_of_a_body_has_left(tiny_model: str):
         connect(server, HEAD % 100 + b'{"prompt": ').close()
         wait_for_text(server, "ended=client gone")
         assert " 499 " in server.log
+
+
+@pytest.mark.parametrize(("which", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_without_end_change_nothing_about_the_end(tiny_model: str, which: signal.Signals, code: int):
+    """Impatient people press Ctrl-C again, also while the process is about to exit."""
+    with ServerProcess(tiny_model, *SMALL) as server:
+        deadline_s = time.monotonic() + 30
+        while server.exit_code is None:
+            server.signal(which)
+            time.sleep(0.005)
+            assert time.monotonic() < deadline_s
+        assert server.exit_code == code
+        check_log(server)

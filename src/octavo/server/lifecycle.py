@@ -127,7 +127,9 @@ class Lifecycle:
         return any(thread.name in (_LOADER, _ENGINE) for thread in threading.enumerate())
 
     def run(self) -> int:
-        """Serve until a signal says otherwise; return the exit code.
+        """Serve until a signal says otherwise; return the exit code, which is to be exited with.
+
+        Mutates: signals that end a server are ignored from then on.
 
         Raises:
             MachineError: the address cannot be had.
@@ -147,7 +149,8 @@ class Lifecycle:
         loop = asyncio.get_running_loop()
         # A terminal that is closed ends the server in order, too, unless nohup has said that it shall go on.
         hangs_up = signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
-        for each in (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hangs_up else [])):
+        handled = (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hangs_up else []))
+        for each in handled:
             loop.add_signal_handler(each, self._take_signal, each)
         serving = asyncio.create_task(self._server.serve(sockets=[sock]))
         while not self._server.started and not serving.done():  # noqa: ASYNC110 - uvicorn has no event for it
@@ -167,6 +170,10 @@ class Lifecycle:
             await serving
         finally:
             await self._end(serving)
+            for each in handled:
+                # All is done but to exit: a signal more must not make it a death by signal, or a traceback.
+                loop.remove_signal_handler(each)
+                signal.signal(each, signal.SIG_IGN)
         return 130 if signal.SIGINT in self._signals else 143 if len(self._signals) > 1 else 0
 
     async def _end(self, serving: asyncio.Task[None]) -> None:
