@@ -41,7 +41,12 @@ def main() -> None:
             for num_rows in map(int, options.rows.split(",")):
                 cold = COLD_BYTES if num_rows <= FEW_ROWS else 0
                 speeds[kind, name, num_rows] = measure_linear(
-                    kind, [shape], num_rows, options.threads, min_weight_bytes=cold, may_widen=not options.narrow
+                    kind,
+                    [shape],
+                    num_rows,
+                    options.threads,
+                    min_weight_bytes=cold,
+                    isa="avx2" if options.narrow else "auto",
                 )
     if options.json:
         rows = [{"name": name, **asdict(speed)} for (_, name, _), speed in speeds.items()]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.config.machine import AVX2_FLAGS, read_machine
 from octavo.errors import (
     CapacityError,
     InvalidParameterError,
@@ -353,3 +354,17 @@ def test_weights_that_are_no_numbers_are_the_files_fault_not_ours(tmp_path, runn
         llm.generate("hello", SamplingParams(max_tokens=4))
     with pytest.raises(ModelNumbersError):
         llm.generate("hello", SamplingParams(max_tokens=1, prompt_logprobs=1))
+
+
+def test_an_instruction_set_can_be_named_and_the_widest_gives_the_bits_of_avx2(folder: Path) -> None:
+    def answer(name: str) -> object:
+        llm = LLM(str(folder), num_blocks=8, max_model_len=64, threads=1, instruction_set=name)
+        return llm.generate("Every library", SamplingParams(temperature=0.0, max_tokens=12, logprobs=3))[0].outputs
+
+    if not set(AVX2_FLAGS) <= set(read_machine().isa_flags):
+        pytest.skip("this CPU has no AVX2")
+    widest, avx2, portable = map(answer, ("auto", "avx2", "portable"))
+
+    assert widest == avx2
+    assert [output.token_ids for output in portable] == [output.token_ids for output in avx2]
+    assert portable != avx2, "portable code rounds twice where AVX2 rounds once"

@@ -355,3 +355,15 @@ def test_sinks_without_a_window_are_refused():
         plan(attention_sinks=4)
     assert caught.value.param == "attention_sinks"
     assert plan(**fix_of(caught.value.hints[0])).attention_window == 1024
+
+
+def test_an_instruction_set_is_taken_where_the_machine_has_it_and_refused_where_it_has_not():
+    able = replace(MACHINE, isa_flags=("avx2", "fma", "f16c"))
+
+    assert resolve(EngineConfig(), able, MODEL).instruction_set == "auto"
+    assert resolve(EngineConfig(instruction_set="avx2"), able, MODEL).instruction_set == "avx2"
+    with pytest.raises(InvalidParameterError, match="this CPU lacks fma, f16c"):
+        resolve(EngineConfig(instruction_set="avx2"), MACHINE, MODEL)
+    assert resolve(EngineConfig(instruction_set="portable"), MACHINE, MODEL).instruction_set == "portable"
+    with pytest.raises(InvalidParameterError, match="NumPy reference"):
+        resolve(EngineConfig(instruction_set="portable", runner="reference"), able, MODEL)

@@ -29,6 +29,7 @@ WeightDtype = Literal["f32", "f16", "bf16", "int8", "int4"]
 KVAllocator = Literal["paged", "reserved"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 RunnerName = Literal["native", "reference"]
+InstructionSet = Literal["auto", "avx2", "portable"]
 
 _DTYPE_SPELLINGS = {
     "float32": "f32",
@@ -92,6 +93,14 @@ class EngineConfig:
         help="Threads that compute a step",
         maximum=1024,
         auto="physical cores within affinity and CPU quota",
+    )
+    instruction_set: InstructionSet = option(
+        default="auto",
+        kind="choice",
+        group="Model",
+        help="CPU instructions of the C++ kernels; the last bits of an answer may differ between sets",
+        choices=("auto", "avx2", "portable"),
+        auto="the widest that this CPU has; AVX-512 gives the bits of AVX2",
     )
     seed: int | None = option(
         default=None,

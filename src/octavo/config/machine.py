@@ -18,6 +18,9 @@ from octavo.units import KIB, format_bytes
 ISA_FLAGS = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "sve")
 """CPU flags worth telling: those that some kernel, of ours or to come, would use."""
 
+AVX2_FLAGS = ("avx2", "fma", "f16c")
+"""What the kernels for AVX2 need."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from octavo.config.engine import KVAllocator, KVDtype, RunnerName, SchedulingPolicy, WeightDtype
+from octavo.config.engine import InstructionSet, KVAllocator, KVDtype, RunnerName, SchedulingPolicy, WeightDtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class ResolvedConfig:
     model: str
     runner: RunnerName
     threads: int
+    instruction_set: InstructionSet = "auto"
     seed: int | None
     weight_dtype: Literal["stored"] | WeightDtype
     kv_cache_dtype: KVDtype

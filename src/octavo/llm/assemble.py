@@ -127,7 +127,12 @@ def _make_runner(model: OpenedModel, resolved: ResolvedConfig, report: Progress)
             return NativeRunner(
                 model.spec,
                 model.program,
-                pack_weights(source.read_all(progress), model.program, weight_dtype=resolved.weight_dtype),
+                pack_weights(
+                    source.read_all(progress),
+                    model.program,
+                    weight_dtype=resolved.weight_dtype,
+                    isa=resolved.instruction_set,
+                ),
                 num_blocks=resolved.num_blocks,
                 block_size=resolved.block_size,
                 kv_cache_dtype=resolved.kv_cache_dtype,
@@ -135,6 +140,7 @@ def _make_runner(model: OpenedModel, resolved: ResolvedConfig, report: Progress)
                 threads=resolved.threads,
                 max_num_batched_tokens=resolved.max_num_batched_tokens,
                 max_num_seqs=resolved.max_num_seqs,
+                isa=resolved.instruction_set,
                 prefault=resolved.kv_prefault,
             )
         return ReferenceRunner(
@@ -178,6 +184,7 @@ def _fingerprint(model: OpenedModel, resolved: ResolvedConfig) -> bytes:
         model.spec,
         sorted((name, entry.shape, entry.kind) for name, entry in model.tensors.items()),
         resolved.runner,
+        resolved.instruction_set,
         resolved.weight_dtype,
         resolved.kv_cache_dtype,
         resolved.kv_cache_dtype_skip_layers,

@@ -88,11 +88,14 @@ def run_kernels(
             batches,
             kv_cache_dtype=resolved.kv_cache_dtype,
             threads=resolved.threads,
+            isa=resolved.instruction_set,
             on_batch=count.add,
         )
-    speeds += kernel_speed.measure_sampling(model.spec, threads=resolved.threads)
+    speeds += kernel_speed.measure_sampling(model.spec, threads=resolved.threads, isa=resolved.instruction_set)
     count.add()
-    return KernelBench(config=resolved, kernels_name=_native.isa_name("auto"), limits=limits, speeds=tuple(speeds))
+    return KernelBench(
+        config=resolved, kernels_name=_native.isa_name(resolved.instruction_set), limits=limits, speeds=tuple(speeds)
+    )
 
 
 def product_shapes(model: OpenedModel, weight_dtype: Literal["stored"] | WeightDtype) -> list[ProductShape]:
@@ -141,6 +144,7 @@ def _time_products(products: list[ProductShape], resolved: ResolvedConfig, count
                 [(product.num_outputs, product.num_inputs)],
                 num_rows,
                 resolved.threads,
+                isa=resolved.instruction_set,
                 min_weight_bytes=min(resolved.weight_bytes, COLD_BYTES) if num_rows <= COLD_ROWS else 0,
             )
             count.add()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from octavo.config.engine import NATIVE_TILE_TOKENS, EngineConfig, KVDtype, RunnerName
-from octavo.config.machine import Machine
+from octavo.config.engine import NATIVE_TILE_TOKENS, EngineConfig, InstructionSet, KVDtype, RunnerName
+from octavo.config.machine import AVX2_FLAGS, Machine
 from octavo.config.resolved import ResolvedConfig
 from octavo.errors import InvalidParameterError
 from octavo.models.program import Program
@@ -53,6 +53,7 @@ def resolve(
     """
     reasons: dict[str, str] = {"weight_dtype": model.weights_as}
     runner = _runner(config, model, reasons)
+    instruction_set = _instruction_set(config, machine, runner, reasons)
     threads = _threads(config, machine, reasons)
     num_seqs, batched_tokens = _step_limits(config, purpose, reasons)
     kv_dtype = _kv_dtype(config, reasons)
@@ -101,6 +102,7 @@ def resolve(
         model=config.model,
         runner=runner,
         threads=threads,
+        instruction_set=instruction_set,
         seed=config.seed,
         weight_dtype="stored" if config.weight_dtype == "auto" else config.weight_dtype,
         kv_cache_dtype=kv_dtype,
@@ -149,6 +151,27 @@ def _runner(config: EngineConfig, model: ModelFacts, reasons: dict[str, str]) ->
         return config.runner
     reasons["runner"] = f"the NumPy reference, since {refusal}" if refusal else "C++ kernels, the faster one"
     return "reference" if refusal else "native"
+
+
+def _instruction_set(
+    config: EngineConfig, machine: Machine, runner: RunnerName, reasons: dict[str, str]
+) -> InstructionSet:
+    """Refuse instructions that this CPU lacks, or that nothing would use."""
+    asked = config.instruction_set
+    missing = [flag for flag in AVX2_FLAGS if flag not in machine.isa_flags]
+    if asked == "auto":
+        reasons["instruction_set"] = "portable code" if missing else "avx2, or wider ones that give the same bits"
+        if runner == "reference":
+            reasons["instruction_set"] = "those that NumPy chooses"
+        return asked
+    because, hint = "", ""
+    if runner == "reference":
+        because, hint = "it is for the C++ kernels, and the NumPy reference runs", "leave out `--instruction-set`"
+    elif asked == "avx2" and missing:
+        because, hint = f"this CPU lacks {', '.join(missing)}", "`--instruction-set portable`"
+    if because:
+        raise InvalidParameterError(f"{asked} cannot be used", param="instruction_set", because=because, hints=(hint,))
+    return asked
 
 
 def _threads(config: EngineConfig, machine: Machine, reasons: dict[str, str]) -> int:

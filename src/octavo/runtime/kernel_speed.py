@@ -113,6 +113,7 @@ def measure_layers(
     *,
     kv_cache_dtype: KVDtype,
     threads: int,
+    isa: str = "auto",
     on_batch: Callable[[], None] = lambda: None,
 ) -> Iterator[KernelSpeed]:
     """Yield attention for each batch, and once, for the first batch with the most rows, the row-wise kernels."""
@@ -125,6 +126,7 @@ def measure_layers(
         _layers_program(timed),
         kv_cache_dtype=kv_cache_dtype,
         threads=threads,
+        isa=isa,
         num_blocks=blocks_per_group * len(timed.kv_groups),
         max_rows=most_rows,
         max_requests=max(batch.num_requests for batch in batches),
@@ -139,7 +141,7 @@ def measure_layers(
     yield from row_wise
 
 
-def measure_sampling(spec: ModelSpec, *, threads: int) -> Iterator[KernelSpeed]:
+def measure_sampling(spec: ModelSpec, *, threads: int, isa: str = "auto") -> Iterator[KernelSpeed]:
     """Yield the choice of one token for each of 64 rows of logits."""
     program = Program(
         ops=(Embed(out="scores", weight="scores_table"), SelectRows(x="scores", out="logits")),
@@ -155,6 +157,7 @@ def measure_sampling(spec: ModelSpec, *, threads: int) -> Iterator[KernelSpeed]:
         program,
         kv_cache_dtype="f16",
         threads=threads,
+        isa=isa,
         num_blocks=_SAMPLED_ROWS,
         max_rows=_SAMPLED_ROWS,
         max_requests=_SAMPLED_ROWS,
@@ -219,6 +222,7 @@ def _runner(
     *,
     kv_cache_dtype: KVDtype,
     threads: int,
+    isa: str,
     num_blocks: int,
     max_rows: int,
     max_requests: int,
@@ -234,11 +238,12 @@ def _runner(
     return NativeRunner(
         spec,
         program,
-        pack_weights(tensors, program),
+        pack_weights(tensors, program, isa=isa),
         num_blocks=num_blocks,
         block_size=NATIVE_TILE_TOKENS,
         kv_cache_dtype=kv_cache_dtype,
         threads=threads,
+        isa=isa,
         max_num_batched_tokens=max_rows,
         max_num_seqs=max_requests,
         prefault=True,

@@ -66,7 +66,7 @@ def measure_linear(
     threads: int,
     *,
     min_weight_bytes: int = 0,
-    may_widen: bool = True,
+    isa: str = "auto",
     passes: int = _PASSES,
 ) -> LinearSpeed:
     """Time products with random weights, one after the other.
@@ -77,14 +77,14 @@ def measure_linear(
         num_rows: Rows of activations.
         threads: Threads of the team.
         min_weight_bytes: Copies are made until a pass reads so many bytes, so that no cache holds the weights.
-        may_widen: Whether kernels of a wider instruction set may be used.
+        isa: Instruction set of the kernels; `auto` allows a wider one of the same bits.
         passes: Passes, of which the quickest counts.
     """
     pass_bytes = sum(outputs * row_bytes(kind, inputs, tensor="benchmark") for outputs, inputs in shapes)
     copies = max(1, -(-min_weight_bytes // pass_bytes))
     rows = [_random_rows(kind, shape) for shape in shapes]
     products = [
-        _native.pack_linear([(kind, data, shape[0], None)], shape[1], may_widen=may_widen)
+        _native.pack_linear([(kind, data, shape[0], None)], shape[1], isa, may_widen=isa == "auto")
         for _ in range(copies)
         for data, shape in zip(rows, shapes, strict=True)
     ]

@@ -121,4 +121,5 @@ def _pack(
         kind = held_kind(name, tensor.shape, tensor.kind, weight_dtype)
         bias = np.ascontiguousarray(tensors[biases[index]].to_f32()) if biases else None
         parts.append((kind, hold(tensor, kind).reshape(-1), prod(tensor.shape[:-1]), bias))
-    return _native.pack_linear(parts, tensors[weights[0]].shape[-1], isa)
+    # A set that was named is meant: no wider one, though it would give the same bits.
+    return _native.pack_linear(parts, tensors[weights[0]].shape[-1], isa, may_widen=isa == "auto")
