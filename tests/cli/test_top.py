@@ -261,3 +261,9 @@ def test_a_server_that_goes_away_meanwhile_is_told(octavo) -> None:
 def test_a_wrong_key_is_explained(octavo, server: LocalServer) -> None:
     ran = octavo("top", server.url, "--once", "--api-key", "other")
     assert ran.code == 1 and "401" in ran.err and "the key is wrong" in ran.err
+
+
+@pytest.mark.parametrize("key", ["€", "a b", "a\nX: y"])
+def test_a_key_that_no_header_can_hold_is_refused(octavo, server: LocalServer, key: str) -> None:
+    ran = octavo("top", server.url, "--once", "--api-key", key)
+    assert ran.code == 2 and "--api-key" in ran.err

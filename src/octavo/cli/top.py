@@ -70,13 +70,13 @@ async def _documents(url: str, api_key: str | None) -> AsyncGenerator[Any, None]
     Raises:
         MachineError: no server, no key, no stream, or one that breaks off or falls silent.
     """
-    from octavo.llm.http_stream import StreamBrokenError, open_stream, parse_url
+    from octavo.llm.http_stream import StreamBrokenError, bearer, open_stream, parse_url
 
     endpoint = parse_url(url, param="URL")
     # As clients are given it: the API's address is often all that one has at hand.
     endpoint = replace(endpoint, path=endpoint.path.removesuffix("/v1"))
     host = endpoint.host_header
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = bearer(api_key)
     is_open = False
     try:
         async with contextlib.AsyncExitStack() as stack:

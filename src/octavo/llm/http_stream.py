@@ -57,12 +57,25 @@ def parse_url(url: str, *, param: str = "--base-url") -> Endpoint:
         raise InvalidParameterError(
             f"{url!r} is not an http address",
             param=param,
-            hints=(f"write for example `{param} http://127.0.0.1:8000/v1`",),
+            hints=(f"write for example `{f'{param} ' if param.startswith('-') else ''}http://127.0.0.1:8000/v1`",),
         )
     is_tls = parts.scheme == "https"
     return Endpoint(
         host=parts.hostname, port=port or (443 if is_tls else 80), is_tls=is_tls, path=parts.path.rstrip("/")
     )
+
+
+def bearer(api_key: str | None, *, param: str = "--api-key") -> dict[str, str]:
+    """Return the header that a key is sent in; none for no key.
+
+    Raises:
+        InvalidParameterError: a key that no header can hold, so that it cannot be anybody's.
+    """
+    if not api_key:
+        return {}
+    if not api_key.isascii() or not api_key.isprintable() or " " in api_key:
+        raise InvalidParameterError("a key is printable ASCII without spaces", param=param)
+    return {"Authorization": f"Bearer {api_key}"}
 
 
 class StreamedAnswer:

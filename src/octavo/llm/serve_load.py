@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from octavo.errors import InvalidParameterError, MachineError
-from octavo.llm.http_stream import Endpoint, StreamBrokenError, StreamedAnswer, open_stream
+from octavo.llm.http_stream import Endpoint, StreamBrokenError, StreamedAnswer, bearer, open_stream
 from octavo.llm.offline_bench import WorkloadRequest
 
 _BROKEN = (OSError, StreamBrokenError, asyncio.IncompleteReadError)
@@ -43,8 +43,7 @@ class Target:
     texts: tuple[str, ...] = ()
 
     def headers(self) -> dict[str, str]:
-        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return {"Content-Type": "application/json", **key}
+        return {"Content-Type": "application/json", **bearer(self.api_key)}
 
 
 @dataclass(slots=True, kw_only=True)
