@@ -118,6 +118,17 @@ def test_heads_of_any_width_and_group_read_the_same_tiles_in_both_runners(num_he
     assert np.abs(found - dense).max() > 0.05, "what is not read matters"
 
 
+def test_of_equal_tiles_both_runners_read_the_earlier_ones():
+    """Keys of nothing but zeros, of both signs: every tile is as promising as every other."""
+    weights = {name: array * 0.0 if name.endswith(".k") else array for name, array in MODEL.weights.items()}
+    flat = replace(MODEL, weights=weights)
+    wanted, found, dense = (score(*way, tokens(400), model=flat) for way in WAYS)
+
+    assert any(name.endswith(".k") for name in weights)
+    assert np.abs(found - wanted).max() < 1e-3
+    assert np.abs(found - dense).max() > 0.05, "what is not read matters"
+
+
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "fp8_e4m3"])
 def test_rows_that_are_no_near_tie_agree_where_stored_keys_may_differ_in_a_last_bit(dtype):
     """The runners sum in different orders, so a key can round to another 16-bit neighbour, and a near tie tip over."""
