@@ -180,7 +180,7 @@ def _rates(log: StartLog, question: PlanQuestion, subject: Subject, tensor: int,
             tensor_parallel_size=tensor,
             pipeline_parallel_size=stages,
         )
-        if log.max_model_len is not None or not layout.is_counted_by_concurrency:
+        if log.max_model_len or not layout.is_counted_by_concurrency:
             rates[layout.kv_format.name] = layout.logged_token_bytes(log.max_model_len)
     return rates
 

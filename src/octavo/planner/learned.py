@@ -89,12 +89,12 @@ def _completed(question: PlanQuestion, log: StartLog) -> PlanQuestion:
         values["engine_version"] = log.version
     is_cut = question.devices or question.tensor_parallel_size or question.pipeline_parallel_size
     if not is_cut:
-        values["tensor_parallel_size"] = log.tensor_parallel_size
-        values["pipeline_parallel_size"] = log.pipeline_parallel_size
+        values["tensor_parallel_size"] = log.tensor_parallel_size or None
+        values["pipeline_parallel_size"] = log.pipeline_parallel_size or None
     if question.device is None and question.memory is None and log.visible_bytes is not None:
         values["memory"] = log.visible_bytes
     for name in ("utilization", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
-        if getattr(question, name) is None and getattr(log, name) is not None:
+        if getattr(question, name) is None and getattr(log, name):  # no engine starts with a limit of 0
             values[name] = getattr(log, name)
     return replace(question, **values)
 

@@ -50,7 +50,7 @@ class Fields:
         return None
 
     def number(self, name: str) -> float | None:
-        found = first_match(self.log, rf"\b{_spelled(name)}['\"]?(?:\s*[:=]\s*|\s*\(|\s+)(\d*\.?\d+)")
+        found = first_match(self.log, rf"\b{_spelled(name)}['\"]?(?:\s*[:=]\s*|\s*\(|\s+)(\d{{0,15}}\.?\d{{1,15}})")
         return None if found is None else float(found[0])
 
     def is_true(self, name: str) -> bool:

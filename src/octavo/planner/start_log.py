@@ -16,7 +16,10 @@ from octavo.units import GIB, MIB
 
 LoggedEngine = Literal["vllm", "sglang", "llama.cpp"]
 
-_NUMBER = r"(-?\d+(?:\.\d+)?)"
+# Digits are bounded: nothing has so many, and longer numbers overflow what they are turned into.
+_PLAIN = r"\d{1,15}(?:\.\d{1,15})?"
+_NUMBER = rf"(-?{_PLAIN})"
+_COUNT = r"(\d[\d,]{0,24})"
 _GIB = r"\s*(?:GiB|GB)"
 _MARKS: tuple[tuple[LoggedEngine, str], ...] = (
     (
@@ -113,7 +116,7 @@ def _read_vllm(text: str) -> StartLog:
         # Later releases print weights and overhead as one, and count the graphs to the peak.
         overhead = consumed - weights if overhead is None and weights is not None else overhead
         activation = activation - graphs if activation is not None and graphs is not None else activation
-    concurrency = first_match(text, r"Maximum concurrency for ([\d,]+)\s+tokens per request: ([\d.]+)x")
+    concurrency = first_match(text, rf"Maximum concurrency for {_COUNT}\s+tokens per request: ({_PLAIN})x")
     return StartLog(
         engine="vllm",
         version=_vllm_version(text),
@@ -125,11 +128,11 @@ def _read_vllm(text: str) -> StartLog:
         overhead_bytes=overhead,
         graph_bytes=graphs,
         kv_pool_bytes=_vllm_pool(text),
-        num_blocks=count_after(text, r"# (?!CPU)\w+ blocks:\s*([\d,]+)"),
-        pool_tokens=count_after(text, r"GPU KV cache size:\s*([\d,]+)\s+tokens"),
+        num_blocks=count_after(text, rf"# (?!CPU)\w+ blocks:\s*{_COUNT}"),
+        pool_tokens=count_after(text, rf"GPU KV cache size:\s*{_COUNT}\s+tokens"),
         max_concurrency=None if concurrency is None else float(concurrency[1]),
         max_model_len=fields.count("max_model_len", "max_seq_len")
-        or (None if concurrency is None else int(concurrency[0].replace(",", ""))),
+        or (None if concurrency is None else int(concurrency[0].replace(",", "")) or None),
         max_num_seqs=fields.count("max_num_seqs"),
         max_num_batched_tokens=fields.count("max_num_batched_tokens"),
         block_size=fields.count("block_size"),
@@ -155,7 +158,7 @@ def _vllm_pool(text: str) -> int | None:
         pools = sizes_after(text, before + _NUMBER + _GIB, unit=GIB)
         if pools:
             return min(pools)
-    return count_after(text, r"kv cache memory in use is (\d+) bytes")
+    return count_after(text, r"kv cache memory in use is (\d{1,18}) bytes")
 
 
 def _vllm_version(text: str) -> str | None:
@@ -167,7 +170,7 @@ def _vllm_version(text: str) -> str | None:
 
 
 def _vllm_utilization(text: str, fields: Fields) -> float | None:
-    stated = first_match(text, r"Desired GPU memory\s+utilization is \(([\d.]+),")
+    stated = first_match(text, rf"Desired GPU memory\s+utilization is \(({_PLAIN}),")
     return fields.number("gpu_memory_utilization") if stated is None else float(stated[0])
 
 
@@ -176,16 +179,16 @@ def _vllm_visible(text: str) -> int | None:
     if stated is not None:
         return stated
     # From 0.10 on only a debugging line tells: what was asked of it, and what share that is.
-    asked = first_match(text, r"Requested memory:\s*([\d.]+) \(util\),\s*([\d.]+)\s*GiB")
-    return None if asked is None else int(float(asked[1]) * GIB / float(asked[0]))
+    asked = first_match(text, rf"Requested memory:\s*({_PLAIN}) \(util\),\s*({_PLAIN})\s*GiB")
+    return None if asked is None or not float(asked[0]) else int(float(asked[1]) * GIB / float(asked[0]))
 
 
 def _read_sglang(text: str) -> StartLog:
     fields = Fields(text)
     keys_values = first_match(
-        text, r"KV Cache is allocated\.[^\n]*?#tokens: ([\d,]+), K size: ([\d.]+) GB, V size: ([\d.]+) GB"
+        text, rf"KV Cache is allocated\.[^\n]*?#tokens: {_COUNT}, K size: ({_PLAIN}) GB, V size: ({_PLAIN}) GB"
     )
-    joint = first_match(text, r"KV Cache is allocated\.[^\n]*?#tokens: ([\d,]+), (?:KV|Cache) size: ([\d.]+) GB")
+    joint = first_match(text, rf"KV Cache is allocated\.[^\n]*?#tokens: {_COUNT}, (?:KV|Cache) size: ({_PLAIN}) GB")
     pool_bytes = None
     if keys_values is not None:
         pool_bytes = int((float(keys_values[1]) + float(keys_values[2])) * GIB)
@@ -206,7 +209,7 @@ def _read_sglang(text: str) -> StartLog:
         weight_bytes=size_after(text, r"Load weight end\.[^\n]*?mem usage=" + _NUMBER + _GIB, unit=GIB),
         graph_bytes=size_after(text, r"(?i)capture [\w ]*cuda graph end\.[^\n]*?mem usage=" + _NUMBER + _GIB, unit=GIB),
         kv_pool_bytes=pool_bytes,
-        pool_tokens=count_after(text, r"max_total_num_tokens=(\d+)")
+        pool_tokens=count_after(text, r"max_total_num_tokens=(\d{1,18})")
         or (None if allocated is None else int(allocated[0].replace(",", ""))),
         max_model_len=fields.count("context_len", "context_length"),
         max_num_seqs=fields.count("max_running_requests"),
@@ -230,16 +233,17 @@ def _read_llama_cpp(text: str) -> StartLog:
         weight_bytes=_buffer_bytes(real, r"(?:model )?buffer size", before=r"load_tensors:"),
         activation_bytes=_buffer_bytes(real, r"compute buffer size", before=r"llama_\w+:"),
         kv_pool_bytes=sum(pools) if pools else None,
-        pool_tokens=count_after(real, r"n_ctx\s*= (\d+)"),
-        max_model_len=count_after(real, r"n_ctx_(?:per_)?seq\s*= (\d+)") or count_after(real, r"n_ctx\s*= (\d+)"),
-        max_num_seqs=count_after(real, r"n_seq_max\s*= (\d+)"),
-        max_num_batched_tokens=count_after(real, r"n_ubatch\s*= (\d+)"),
+        pool_tokens=count_after(real, r"n_ctx\s*= (\d{1,18})"),
+        max_model_len=count_after(real, r"n_ctx_(?:per_)?seq\s*= (\d{1,18})")
+        or count_after(real, r"n_ctx\s*= (\d{1,18})"),
+        max_num_seqs=count_after(real, r"n_seq_max\s*= (\d{1,18})"),
+        max_num_batched_tokens=count_after(real, r"n_ubatch\s*= (\d{1,18})"),
     )
 
 
 def _buffer_bytes(text: str, what: str, *, before: str) -> int | None:
     """Sum the buffers of all devices; those of the host only where there is no device."""
-    found = re.findall(rf"{before} +([\w-]+) +{what} *= *([\d.]+) MiB", text)
+    found = re.findall(rf"{before} +([\w-]+) +{what} *= *({_PLAIN}) MiB", text)
     sizes = [(name, float(size)) for name, size in found]
     on_devices = [size for name, size in sizes if not re.match(r"CPU|.*_Host", name)]
     chosen = on_devices if sum(on_devices) > 0 else [size for _, size in sizes]
