@@ -273,10 +273,16 @@ NO_HTTP = {
 }
 
 
+@pytest.fixture(scope="module")
+def plain(tiny_model: str):
+    with LocalServer(scripted_llm(tiny_model, lambda _: "ok")) as running:
+        yield running
+
+
 @pytest.mark.parametrize("name", NO_HTTP)
-def test_what_is_no_http_is_answered_in_the_shape_of_all_errors(server: LocalServer, name: str):
+def test_what_is_no_http_is_answered_in_the_shape_of_all_errors(plain: LocalServer, name: str):
     sent, status = NO_HTTP[name]
-    with contextlib.closing(connect(server)) as asking:
+    with contextlib.closing(connect(plain)) as asking:
         with contextlib.suppress(ConnectionError):
             asking.sendall(sent)
         answer = read_answer(asking)

@@ -61,7 +61,7 @@ def test_half_a_request_is_answered_and_a_silent_client_is_closed(tiny_model: st
         assert "ended=client gone" in server.log
 
 
-@pytest.mark.parametrize("num_signals", [1, 2, 3])
+@pytest.mark.parametrize("num_signals", [1, 2])
 def test_a_client_that_does_not_read_keeps_no_server_from_stopping(tiny_model: str, num_signals: int):
     """Its answer is there, megabytes of it, beyond what the system takes."""
     body = {"prompt": "a", "n": 16, "max_tokens": 500, "logprobs": 20, "ignore_eos": True, "stream": True}
