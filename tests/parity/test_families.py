@@ -14,17 +14,15 @@ import numpy as np
 import pytest
 from huggingface_hub.errors import StrictDataclassError
 
-from octavo.core.ports import Runner
 from octavo.errors import ModelFileError
 from octavo.models.config import spec_from_hf
-from octavo.models.load import OpenedModel, open_model
-from octavo.models.weights import WeightSource
-from octavo.runtime.reference_runner import ReferenceRunner
+from octavo.models.load import open_model
+from octavo.runtime.divergence import log_softmax
 from octavo.testing.dense_model import DenseModel
-from octavo.testing.scored_text import num_blocks_for, score_text
+from octavo.testing.parity import BLOCK_SIZE, exact_runner, tolerance
+from octavo.testing.scored_text import score_text
 
 LENGTHS = (1, 15, 16, 17, 33, 150)
-BLOCK_SIZE = 16
 Logits = np.ndarray
 
 _COMMON = {
@@ -188,44 +186,6 @@ def tokens(length: int) -> list[int]:
     return np.random.default_rng(length).integers(0, 512, length).tolist()
 
 
-def tolerance(wanted: Logits) -> float:
-    return 1e-4 * max(1.0, float(np.abs(wanted).max()))
-
-
-def log_softmax(logits: Logits) -> Logits:
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-
-
-def reference_runner(model: OpenedModel, num_blocks: int) -> Runner:
-    with WeightSource(model) as source:
-        weights = {tensor.name: tensor.to_f32() for tensor in source.read_all()}
-    return ReferenceRunner(
-        model.spec, model.program, weights, num_blocks=num_blocks, block_size=BLOCK_SIZE, poison=True
-    )
-
-
-def native_runner(model: OpenedModel, num_blocks: int) -> Runner:
-    pytest.importorskip("octavo.runtime._native", reason="the native module is not built")
-    from octavo.runtime.native_runner import NativeRunner
-    from octavo.runtime.native_weights import pack_weights
-
-    with WeightSource(model) as source:
-        weights = pack_weights(source.read_all(), model.program, weight_dtype="f32")
-    return NativeRunner(
-        model.spec,
-        model.program,
-        weights,
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        kv_cache_dtype="f32",
-        threads=2,
-        max_num_batched_tokens=max(LENGTHS),
-        max_num_seqs=1,
-        poison=True,
-    )
-
-
 def test_dense_logits_equal_transformers(case):
     _, model, folder = case
     dense = DenseModel.load(folder)
@@ -235,11 +195,11 @@ def test_dense_logits_equal_transformers(case):
         assert np.abs(dense.logits(tokens(length)) - wanted).max() <= tolerance(wanted), f"at length {length}"
 
 
-@pytest.mark.parametrize("make_runner", [reference_runner, native_runner])
-def test_paged_logprobs_equal_transformers(case, make_runner):
+@pytest.mark.parametrize("name", ["reference", "native"])
+def test_paged_logprobs_equal_transformers(case, name):
     _, model, folder = case
     opened = open_model(folder)
-    runner = make_runner(opened, num_blocks_for(opened.spec, max(LENGTHS), BLOCK_SIZE))
+    runner = exact_runner(name, opened, max(LENGTHS))
 
     for length in LENGTHS:
         wanted = logits_of(model, tokens(length))

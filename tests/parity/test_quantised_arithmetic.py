@@ -21,10 +21,12 @@ pytest.importorskip("octavo.runtime._native", reason="the native module is not b
 from octavo.models.load import open_model
 from octavo.models.program import Linear
 from octavo.models.weights import WeightSource
+from octavo.runtime.divergence import log_softmax
 from octavo.runtime.native_runner import NativeRunner
 from octavo.runtime.native_weights import pack_weights
 from octavo.runtime.reference_linear import quantise_rows
 from octavo.testing.dense_model import DenseModel
+from octavo.testing.parity import tolerance
 from octavo.testing.scored_text import num_blocks_for, score_text
 from octavo.testing.tiny_gguf import write_gguf_model
 from octavo.testing.tiny_models import TinyModel
@@ -89,15 +91,6 @@ def rounded(_op: Linear, x):
 
 def tokens(length, seed=0):
     return np.random.default_rng([seed, length]).integers(0, 512, length).tolist()
-
-
-def log_softmax(logits):
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-
-
-def tolerance(logits):
-    return 1e-4 * max(1.0, float(np.abs(logits).max()))
 
 
 def rms(values):

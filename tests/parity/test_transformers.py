@@ -12,17 +12,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from octavo.core.ports import Runner
-from octavo.models.load import OpenedModel, open_model
+from octavo.models.load import open_model
 from octavo.models.weights import WeightSource
-from octavo.runtime.reference_runner import ReferenceRunner
+from octavo.runtime.divergence import log_softmax
 from octavo.testing.dense_model import DenseModel
-from octavo.testing.scored_text import num_blocks_for, score_text
+from octavo.testing.parity import BLOCK_SIZE, exact_runner, tolerance
+from octavo.testing.scored_text import score_text
 from octavo.testing.tiny_gguf import round_through, write_gguf_model
 from octavo.testing.tiny_models import LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE, TinyModel, write_hf_model
 
 LENGTHS = (1, 15, 16, 17, 31, 33, 200)
-BLOCK_SIZE = 16
 LLAMA_3 = TinyModel(rope_theta=500_000.0, rope_scaling=LLAMA3_ROPE, num_heads=8, num_kv_heads=2, head_dim=16)
 MODELS = {
     "llama": TinyModel(),
@@ -77,44 +76,6 @@ def tokens(length, seed=0, vocab_size=512):
     return np.random.default_rng([seed, length]).integers(0, vocab_size, length).tolist()
 
 
-def tolerance(wanted: Logits) -> float:
-    return 1e-4 * max(1.0, float(np.abs(wanted).max()))
-
-
-def reference_runner(model: OpenedModel, num_blocks: int) -> Runner:
-    with WeightSource(model) as source:
-        weights = {tensor.name: tensor.to_f32() for tensor in source.read_all()}
-    return ReferenceRunner(
-        model.spec, model.program, weights, num_blocks=num_blocks, block_size=BLOCK_SIZE, poison=True
-    )
-
-
-def native_runner(model: OpenedModel, num_blocks: int) -> Runner:
-    pytest.importorskip("octavo.runtime._native", reason="the native module is not built")
-    from octavo.runtime.native_runner import NativeRunner
-    from octavo.runtime.native_weights import pack_weights
-
-    with WeightSource(model) as source:
-        weights = pack_weights(source.read_all(), model.program, weight_dtype="f32")
-    return NativeRunner(
-        model.spec,
-        model.program,
-        weights,
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        kv_cache_dtype="f32",
-        threads=2,
-        max_num_batched_tokens=max(LENGTHS),
-        max_num_seqs=1,
-        poison=True,
-    )
-
-
-def log_softmax(logits: Logits) -> Logits:
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-
-
 def test_dense_logits_equal_transformers(case):
     _, folder, reference = case
     model = DenseModel.load(folder)
@@ -125,11 +86,11 @@ def test_dense_logits_equal_transformers(case):
         assert np.abs(found - wanted).max() <= tolerance(wanted), f"at length {length}"
 
 
-@pytest.mark.parametrize("make_runner", [reference_runner, native_runner])
-def test_paged_logprobs_equal_transformers(case, make_runner):
+@pytest.mark.parametrize("name", ["reference", "native"])
+def test_paged_logprobs_equal_transformers(case, name):
     _, folder, reference = case
     model = open_model(folder)
-    runner = make_runner(model, num_blocks_for(model.spec, max(LENGTHS), BLOCK_SIZE))
+    runner = exact_runner(name, model, max(LENGTHS))
 
     for length in LENGTHS:
         wanted = reference(tokens(length))
