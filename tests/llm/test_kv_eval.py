@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from octavo.cli.eval_kv_chart import chart
 from octavo.cli.main import run as run_command
 from octavo.config.engine import EngineConfig
-from octavo.errors import InvalidParameterError
+from octavo.errors import InvalidParameterError, ModelNumbersError
 from octavo.llm.kv_eval import KVEvaluation, KVEvaluator, Way, bundled_text, recommend
-from octavo.llm.passkey import make_passkey
+from octavo.llm.passkey import MAX_ANSWER_TOKENS, make_passkey
 from octavo.models.load import open_model
 from octavo.runtime.divergence import Divergence, log_softmax
 from octavo.runtime.load_tokenizer import load_tokenizer
 from octavo.testing.dense_model import DenseModel
-from octavo.testing.tiny_models import TinyModel, write_hf_model
+from octavo.testing.tiny_models import TinyModel, make_tensors, write_hf_model, write_safetensors
 
 NUM_TOKENS = 700
 
@@ -110,6 +112,97 @@ def test_divergence_is_that_of_the_formula():
     assert summary.top1_agreement_ratio == np.mean(p.argmax(axis=1) == q.argmax(axis=1))
 
 
+def test_a_row_that_is_no_distribution_is_infinitely_far_from_any():
+    logits = np.random.default_rng(0).standard_normal((4, 20)).astype(np.float32)
+    broken = logits.copy()
+    broken[1], broken[2, 3] = np.nan, np.inf
+    divergence = Divergence()
+    divergence.add(log_softmax(logits), log_softmax(broken), [1, 2, 3, 4])
+
+    whole, first = divergence.summary(), divergence.summary(0, 1)
+    assert (whole.kl_mean, whole.kl_p99, whole.perplexity) == (np.inf, np.inf, np.inf)
+    assert whole.top1_agreement_ratio == 0.5
+    assert first.kl_mean == 0.0 and first.perplexity == first.exact_perplexity
+
+
+@pytest.fixture(scope="module")
+def loud_folder(tmp_path_factory):
+    """Values beyond what a 16-bit float holds, which the output projection makes small again."""
+    tensors = make_tensors(TinyModel())
+    for name in tensors:
+        if name.endswith("v_proj.weight"):
+            tensors[name] *= np.float32(1 << 22)
+        if name.endswith("o_proj.weight"):
+            tensors[name] /= np.float32(1 << 22)
+    return write_hf_model(TinyModel(), tmp_path_factory.mktemp("eval") / "loud", tensors=tensors)
+
+
+def test_a_dtype_that_cannot_hold_the_values_has_no_price_and_is_not_recommended(loud_folder, tmp_path, capsys):
+    report = tmp_path / "kv.html"
+    args = ["--max-tokens", "300", "--kv-cache-dtype", "f16,int8", "--budget-kl", "1", "--report", str(report)]
+
+    assert run_command(["eval", "kv", str(loud_folder), *args, "--json"]) == 0
+
+    document = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    half, int8 = document["variants"]
+    for prices in (half, *half["buckets"]):
+        assert prices["kl_mean"] is prices["kl_p99"] is prices["perplexity"] is prices["perplexity_ratio"] is None
+        assert prices["top1_agreement_ratio"] == 0.0
+    assert half["decode_tokens_per_s"] is None and half["passkeys"]
+    assert 0.0 < int8["kl_mean"] < 0.01 and document["recommended"] == "int8"
+    page = report.read_text(encoding="utf-8")
+    assert page.count("<polyline") == 1 and "f16: after some tokens the model says nothing" in page
+    assert run_command(["eval", "kv", str(loud_folder), *args, "--no-passkeys"]) == 0
+    assert "f16: after some tokens the model says nothing" in capsys.readouterr().out
+
+
+def test_a_model_without_numbers_is_no_fault_of_a_cache(tmp_path):
+    tensors = make_tensors(TinyModel())
+    tensors["model.norm.weight"][:] = np.nan
+    broken = write_hf_model(TinyModel(), tmp_path / "broken", tensors=tensors)
+    evaluator = KVEvaluator(EngineConfig(model=str(broken)), bundled_text(), max_tokens=100)
+
+    with pytest.raises(ModelNumbersError, match="with f32 keys and values"):
+        evaluator.evaluate([Way(kv_cache_dtype="int8")])
+
+
+def test_nothing_is_read_beyond_the_last_position_that_a_model_learned(tmp_path):
+    limit = 160
+    evaluator = KVEvaluator(EngineConfig(model=str(write_gpt2(tmp_path / "gpt2", limit))), bundled_text())
+
+    (variant,) = evaluator.evaluate([Way(kv_cache_dtype="f16")]).variants
+
+    assert len(evaluator.token_ids) == limit and variant.buckets[-1].last_position == limit - 2
+    assert max(each.length_tokens for each in variant.passkeys) == limit - MAX_ANSWER_TOKENS
+    assert variant.decode_tokens_per_s > 0
+
+
+def write_gpt2(folder, num_positions):
+    """Write a random GPT-2, whose positions are rows of a table."""
+    folder = write_hf_model(TinyModel(), folder)
+    width, vocab_size = 32, TinyModel().vocab_size
+    config = {
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": vocab_size, "n_embd": width,
+        "n_layer": 1, "n_head": 2, "n_positions": num_positions, "layer_norm_epsilon": 1e-5,
+        "activation_function": "gelu_new", "bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shapes = {"wte.weight": (vocab_size, width), "wpe.weight": (num_positions, width)}
+    for name, outputs, inputs in (
+        ("attn.c_attn", 3 * width, width), ("attn.c_proj", width, width),
+        ("mlp.c_fc", 4 * width, width), ("mlp.c_proj", width, 4 * width),
+    ):  # fmt: skip
+        shapes |= {f"h.0.{name}.weight": (inputs, outputs), f"h.0.{name}.bias": (outputs,)}
+    for norm in ("h.0.ln_1", "h.0.ln_2", "ln_f"):
+        shapes |= {f"{norm}.weight": (width,), f"{norm}.bias": (width,)}
+    rng = np.random.default_rng(0)
+    tensors = {
+        f"transformer.{name}": rng.standard_normal(shape).astype(np.float32) / 8 for name, shape in shapes.items()
+    }
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder
+
+
 def test_a_text_too_short_is_refused(folder):
     with pytest.raises(InvalidParameterError, match="at least 8 are needed"):
         KVEvaluator(EngineConfig(model=str(folder)), "x")
@@ -136,6 +229,23 @@ def test_the_command_writes_its_document_and_a_page(folder, tmp_path, capsys):
     assert document["recommended"] == "f16"
     page = report.read_text(encoding="utf-8")
     assert page.count("<polyline") == 2 and "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_names_of_lines_stand_apart_however_close_the_lines_end():
+    bucket = {"first_position": 0, "last_position": 99}
+    variants = [
+        {
+            "label": f"int8, {number} tiles", "kv_cache_dtype": "int8", "attention_window": None,
+            "sparse_blocks": number, "buckets": [{**bucket, "kl_mean": kl}],
+        }
+        for number, kl in enumerate([1e-12] * 12 + [0.01] * 12)
+    ]  # fmt: skip
+    svg = chart(variants)
+    height = float(re.search(r'viewBox="0 0 [\d.]+ ([\d.]+)"', svg)[1])
+    tops = sorted(float(top) for top in re.findall(r'y="([\d.]+)">int8, \d+ tiles<', svg))
+
+    assert len(tops) == 24 and tops[0] > 0 and tops[-1] < height
+    assert min(np.diff(tops)) >= 13, "pixels of the letters"
 
 
 def test_the_command_shows_a_table(folder, capsys):

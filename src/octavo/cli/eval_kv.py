@@ -21,6 +21,7 @@ from octavo.units import MIB, parse_count
 
 if TYPE_CHECKING:
     from octavo.llm.kv_eval import KVEvaluation, Variant
+    from octavo.runtime.divergence import DivergenceSummary
 
 SCHEMA = "octavo.eval.kv/1"
 
@@ -142,7 +143,7 @@ def command(
     if report_path is not None:
         _write_report(report_path, document)
     if output.is_json:
-        click.echo(json.dumps(document))
+        click.echo(json.dumps(document, allow_nan=False))
     else:
         print_variants(document)
     if report_path is not None and not output.is_quiet:
@@ -179,14 +180,19 @@ def _variant(variant: Variant) -> dict[str, Any]:
     }
 
 
-def _summary(summary: Any) -> dict[str, Any]:
+def _summary(summary: DivergenceSummary) -> dict[str, Any]:
     return {
-        "kl_mean": summary.kl_mean,
-        "kl_p99": summary.kl_p99,
+        "kl_mean": _finite(summary.kl_mean),
+        "kl_p99": _finite(summary.kl_p99),
         "top1_agreement_ratio": summary.top1_agreement_ratio,
-        "perplexity": summary.perplexity,
-        "perplexity_ratio": summary.perplexity / summary.exact_perplexity,
+        "perplexity": _finite(summary.perplexity),
+        "perplexity_ratio": _finite(summary.perplexity / summary.exact_perplexity),
     }
+
+
+def _finite(value: float) -> float | None:
+    """Return a number, or nothing for what JSON has no number for."""
+    return value if math.isfinite(value) else None
 
 
 def _write_report(path: Path, document: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ def print_variants(document: dict[str, Any]) -> None:
     console.print(f"{document['model']}, {document['num_positions']:,} positions of one text")
     console.print("Divergence from f32 keys and values on the same weights, in nats\n")
     console.print(_prices(variants))
+    for line in broken_lines(variants):
+        console.print(line)
     console.print("\nKL mean, by position")
     console.print(_by_position(variants))
     if any(variant["passkeys"] for variant in variants):
@@ -34,9 +36,9 @@ def _prices(variants: list[dict[str, Any]]) -> Table:
             format_kl(variant["kl_mean"]),
             format_kl(variant["kl_p99"]),
             f"{variant['top1_agreement_ratio']:.2%}",
-            f"{variant['perplexity']:.3f}",
-            f"{variant['perplexity_ratio']:.5f}",
-            f"{variant['decode_tokens_per_s']:.0f}",
+            format_number(variant["perplexity"], ".3f"),
+            format_number(variant["perplexity_ratio"], ".5f"),
+            format_number(variant["decode_tokens_per_s"], ".0f"),
         )
     return table
 
@@ -68,14 +70,30 @@ def _recommendation(document: dict[str, Any]) -> str:
     return f"Smallest within a mean KL divergence of {budget:g}: {name}"
 
 
-def format_kl(value: float) -> str:
-    """Return a divergence in nats with two or three digits."""
+def broken_lines(variants: list[dict[str, Any]]) -> list[str]:
+    """Say of each variant that has no number for its divergence why."""
+    return [
+        f"{variant['label']}: after some tokens the model says nothing (NaN): keys or values leave the dtype's range"
+        for variant in variants
+        if variant["kl_mean"] is None
+    ]
+
+
+def format_kl(value: float | None) -> str:
+    """Return a divergence in nats with two or three digits; a dash where it is infinite."""
+    if value is None:
+        return "-"
     return f"{value:.4f}" if value >= 0.001 else f"{value:.1e}" if value else "0"
 
 
+def format_number(value: float | None, digits: str) -> str:
+    """Return a number, or a dash for none."""
+    return "-" if value is None else format(value, digits)
+
+
 def _table(heads: tuple[str, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(heads[0])
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(heads[0], no_wrap=True)
     for head in heads[1:]:
         table.add_column(head, justify="right")
     return table

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import importlib.resources
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.config.engine import DEFAULT_ATTENTION_SINKS, EngineConfig, KVDtype
 from octavo.config.machine import read_machine
-from octavo.errors import InvalidParameterError
+from octavo.errors import InvalidParameterError, ModelNumbersError
 from octavo.llm.assemble import model_facts
-from octavo.llm.passkey import PASSKEY_DEPTHS, Passkey, make_passkey
+from octavo.llm.passkey import MAX_ANSWER_TOKENS, PASSKEY_DEPTHS, Passkey, make_passkey
 from octavo.models.attention_window import with_attention_window
 from octavo.models.decoder import emit_decoder
 from octavo.models.download import Progress, ignore_progress
@@ -29,11 +30,13 @@ from octavo.models.spec import ModelSpec
 from octavo.models.weights import WeightSource
 from octavo.planner.memory import layer_token_bytes
 from octavo.planner.resolve import resolve
-from octavo.runtime.divergence import Divergence, DivergenceSummary, log_softmax
+from octavo.runtime.divergence import Divergence, DivergenceSummary, are_distributions, log_softmax
 from octavo.runtime.load_tokenizer import load_tokenizer
 from octavo.runtime.native_weights import HeldWeights, pack_weights
+from octavo.runtime.sampler import no_distribution
 from octavo.runtime.text_runner import TextRunner
 from octavo.runtime.tokenizer import Tokenizer
+from octavo.units import RequestId
 
 EXACT: KVDtype = "f32"
 NUM_DECODED = 32
@@ -88,6 +91,7 @@ class Variant:
 
     Args:
         bytes_per_token: Of keys and values, over all layers, scales and bounds included.
+        decode_tokens_per_s: At the end of the text; `None` where no token can be chosen there.
     """
 
     way: Way
@@ -95,7 +99,12 @@ class Variant:
     whole: DivergenceSummary
     buckets: tuple[Bucket, ...]
     passkeys: tuple[PasskeyResult, ...]
-    decode_tokens_per_s: float
+    decode_tokens_per_s: float | None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the model says nothing after some tokens: a key or value is beyond what the dtype holds."""
+        return not math.isfinite(self.whole.kl_mean)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +126,7 @@ class KVEvaluator:
 
     Raises:
         InvalidParameterError: the text is too short, or the native kernels cannot be used.
+        ModelNumbersError: from `evaluate`, where exact keys and values leave no distribution.
         OctavoError: as for loading a model.
     """
 
@@ -206,18 +216,24 @@ class KVEvaluator:
         self, exact: TextRunner, runners: dict[Way, TextRunner], advance: Callable[[int], None]
     ) -> dict[Way, Divergence]:
         divergences = {way: Divergence() for way in runners}
-        readers = [exact.read(self.token_ids), *(runner.read(self.token_ids) for runner in runners.values())]
+        readers = [runner.read(self.token_ids) for runner in runners.values()]
         position = 0
-        for chunks in zip(*readers, strict=True):
-            next_ids = self.token_ids[position + 1 : position + 1 + len(chunks[0])]
-            wanted, *found = (log_softmax(chunk[: len(next_ids)]) for chunk in chunks)
-            for divergence, logprobs in zip(divergences.values(), found, strict=True):
-                divergence.add(wanted, logprobs, next_ids)
-            position += len(chunks[0])
-            advance(len(chunks) * len(chunks[0]))
+        for logits in exact.read(self.token_ids):
+            next_ids = self.token_ids[position + 1 : position + 1 + len(logits)]
+            wanted = log_softmax(logits[: len(next_ids)])
+            if not are_distributions(wanted):
+                raise no_distribution("with f32 keys and values, the logits hold NaN or infinity", RequestId("text"))
+            advance(len(logits))
+            # One after the other: of a large vocabulary a chunk is hundreds of MB.
+            for divergence, reader in zip(divergences.values(), readers, strict=True):
+                divergence.add(wanted, log_softmax(next(reader)[: len(next_ids)]), next_ids)
+                advance(len(logits))
+            position += len(logits)
         return divergences
 
-    def _variant(self, way: Way, divergence: Divergence, passkeys: tuple[PasskeyResult, ...], speed: float) -> Variant:
+    def _variant(
+        self, way: Way, divergence: Divergence, passkeys: tuple[PasskeyResult, ...], speed: float | None
+    ) -> Variant:
         num_positions = len(self.token_ids) - 1
         bounds = [num_positions * part // _NUM_BUCKETS for part in range(_NUM_BUCKETS + 1)]
         return Variant(
@@ -232,13 +248,19 @@ class KVEvaluator:
             decode_tokens_per_s=speed,
         )
 
-    def _decode_speed(self, runner: TextRunner) -> float:
-        """Time tokens after the whole text, which the runner has just read."""
-        _, seconds = runner.decode(self.token_ids[-1], position=len(self.token_ids), num_tokens=NUM_DECODED)
-        return NUM_DECODED / seconds
+    def _decode_speed(self, runner: TextRunner) -> float | None:
+        """Time tokens at the end of the text, which the runner has just read; none lies beyond the model's limit."""
+        room = self._model.spec.max_position
+        num_tokens = min(NUM_DECODED, room - 1)
+        position = min(len(self.token_ids), room - num_tokens)
+        try:
+            _, seconds = runner.decode(self.token_ids[position - 1], position=position, num_tokens=num_tokens)
+        except ModelNumbersError:
+            return None
+        return num_tokens / seconds
 
     def _passkeys(self) -> list[Passkey]:
-        longest = len(self.token_ids)
+        longest = min(len(self.token_ids), self._model.spec.max_position - MAX_ANSWER_TOKENS)
         lengths = sorted({length for length in (longest // 8, longest // 2, longest) if length >= 128})
         return [
             make_passkey(self._tokenizer, self.token_ids, length_tokens=length, depth_ratio=depth)
@@ -247,10 +269,13 @@ class KVEvaluator:
         ]
 
     def _ask(self, runner: TextRunner, passkey: Passkey, advance: Callable[[int], None]) -> PasskeyResult:
-        first = runner.prefill(passkey.token_ids)
-        rest, _ = runner.decode(first, position=len(passkey.token_ids), num_tokens=passkey.max_answer_tokens)
         advance(len(passkey.token_ids))
-        answer = self._tokenizer.decode([first, *rest])
+        try:
+            first = runner.prefill(passkey.token_ids)
+            rest, _ = runner.decode(first, position=len(passkey.token_ids), num_tokens=MAX_ANSWER_TOKENS)
+            answer = self._tokenizer.decode([first, *rest])
+        except ModelNumbersError:
+            answer = ""
         return PasskeyResult(
             length_tokens=len(passkey.token_ids), depth_ratio=passkey.depth_ratio, is_found=passkey.key in answer
         )
@@ -258,7 +283,7 @@ class KVEvaluator:
 
 def recommend(evaluation: KVEvaluation, budget_kl: float) -> Variant | None:
     """Return the smallest variant whose mean divergence is within a budget in nats; `None` if none is."""
-    within = [variant for variant in evaluation.variants if variant.whole.kl_mean <= budget_kl]
+    within = [each for each in evaluation.variants if not each.is_broken and each.whole.kl_mean <= budget_kl]
     return min(within, key=lambda variant: (variant.bytes_per_token, variant.whole.kl_mean), default=None)
 
 

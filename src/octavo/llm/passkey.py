@@ -13,7 +13,8 @@ from octavo.runtime.tokenizer import Tokenizer
 PASSKEY_DEPTHS = (0.1, 0.5, 0.9)
 """Where it is hidden, as a share of the text before the question."""
 
-_MAX_ANSWER_TOKENS = 12
+MAX_ANSWER_TOKENS = 12
+"""Read after the question."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,6 @@ class Passkey:
     token_ids: tuple[int, ...]
     key: str
     depth_ratio: float
-    max_answer_tokens: int = _MAX_ANSWER_TOKENS
 
 
 def make_passkey(tokenizer: Tokenizer, filler_ids: Sequence[int], *, length_tokens: int, depth_ratio: float) -> Passkey:

@@ -1,4 +1,7 @@
-"""Divergence: how far distributions over the vocabulary are from exact ones, position by position, in nats."""
+"""Divergence: how far distributions over the vocabulary are from exact ones, position by position, in nats.
+
+Logits with a NaN or an infinity among them are no distribution: as far from an exact one as can be.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ class DivergenceSummary:
     """What a range of positions came to.
 
     Args:
-        kl_mean, kl_p99: Kullback-Leibler divergence of what was found from what is exact.
+        kl_mean, kl_p99: Kullback-Leibler divergence of what was found from what is exact; infinite where that is no
+            distribution.
         top1_agreement_ratio: Share of positions where both hold the same token likeliest.
         perplexity, exact_perplexity: Exponential of the mean negative log-probability of the text's next tokens.
     """
@@ -31,12 +35,21 @@ class DivergenceSummary:
 
 
 def log_softmax(logits: Logits) -> Logprobs:
-    """Return natural logarithms of probabilities, row by row, in double precision."""
+    """Return natural logarithms of probabilities, row by row, in double precision.
+
+    A row that is no distribution becomes NaN throughout.
+    """
     shifted = logits.astype(np.float64)
-    shifted -= shifted.max(axis=1, keepdims=True)
-    total = np.exp(shifted).sum(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        shifted -= shifted.max(axis=1, keepdims=True)
+        total = np.exp(shifted).sum(axis=1, keepdims=True)
     shifted -= np.log(total)
     return shifted
+
+
+def are_distributions(logprobs: Logprobs) -> bool:
+    """Return whether all rows are distributions."""
+    return not np.isnan(logprobs).any()
 
 
 class Divergence:
@@ -51,9 +64,12 @@ class Divergence:
     def add(self, exact: Logprobs, found: Logprobs, next_ids: Sequence[int]) -> None:
         """Compare rows `[num_rows, vocab_size]` whose next tokens are known."""
         rows, columns = np.arange(len(next_ids)), np.asarray(next_ids)
-        self._kl += (np.exp(exact) * (exact - found)).sum(axis=1).tolist()
-        self._agrees += (exact.argmax(axis=1) == found.argmax(axis=1)).tolist()
-        self._nll += (-found[rows, columns]).tolist()
+        is_none = np.isnan(found).any(axis=1)
+        kl = (np.exp(exact) * (exact - found)).sum(axis=1)
+        agrees = exact.argmax(axis=1) == found.argmax(axis=1)
+        self._kl += np.where(is_none, np.inf, kl).tolist()
+        self._agrees += (agrees & ~is_none).tolist()
+        self._nll += np.where(is_none, np.inf, -found[rows, columns]).tolist()
         self._exact_nll += (-exact[rows, columns]).tolist()
 
     def summary(self, first: int = 0, end: int | None = None) -> DivergenceSummary:
@@ -64,8 +80,15 @@ class Divergence:
             num_positions=len(kl),
             # Rounding can leave a mean of zeros a hair below zero.
             kl_mean=max(0.0, float(kl.mean())),
-            kl_p99=max(0.0, float(np.quantile(kl, 0.99))),
+            kl_p99=max(0.0, _quantile(kl, 0.99)),
             top1_agreement_ratio=float(np.mean(self._agrees[part])),
             perplexity=float(np.exp(np.mean(self._nll[part]))),
             exact_perplexity=float(np.exp(np.mean(self._exact_nll[part]))),
         )
+
+
+def _quantile(values: npt.NDArray[np.float64], share: float) -> float:
+    """Return a quantile, infinite where that lies between a number and infinity."""
+    with np.errstate(invalid="ignore"):
+        found = float(np.quantile(values, share))
+    return np.inf if np.isnan(found) else found

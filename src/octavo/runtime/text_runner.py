@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from octavo.config.engine import NATIVE_TILE_TOKENS, KVDtype
 from octavo.core.sampling import SamplingParams
-from octavo.core.step import GroupTables, PromptLogprobRows, SampleRow, StepPlan
+from octavo.core.step import GroupTables, SampleRow, StepPlan
 from octavo.models.program import Program
 from octavo.models.spec import ModelSpec
 from octavo.runtime.native_runner import NativeRunner
@@ -67,10 +67,13 @@ class TextRunner:
         )
 
     def read(self, token_ids: Sequence[int]) -> Iterator[Logits]:
-        """Read a text from its beginning and yield logits `[rows, vocab_size]`, a row after each token."""
+        """Read a text from its beginning and yield logits `[rows, vocab_size]`, a row after each token.
+
+        Whether they make distributions is not looked at.
+        """
         for start in range(0, len(token_ids), CHUNK_TOKENS):
             chunk = token_ids[start : start + CHUNK_TOKENS]
-            self._runner.execute(self._plan(chunk, start, is_scored=True))
+            self._runner.execute(self._plan(chunk, start, is_read=True))
             yield self._runner.read_buffer(self._logits, len(chunk))
 
     def prefill(self, token_ids: Sequence[int]) -> int:
@@ -93,13 +96,9 @@ class TextRunner:
         return int(self._runner.execute(self._plan(token_ids, start, is_sampled=True)).samples[0].token_id)
 
     def _plan(
-        self, token_ids: Sequence[int], start: int, *, is_scored: bool = False, is_sampled: bool = False
+        self, token_ids: Sequence[int], start: int, *, is_read: bool = False, is_sampled: bool = False
     ) -> StepPlan:
         num_tokens = len(token_ids)
-        # The logits of scored rows are computed; the scores themselves are not looked at.
-        scores = PromptLogprobRows(
-            request_id=_ID, first_logits_row=0, target_token_ids=array("i", [0] * num_tokens), num_top=0
-        )
         sample = SampleRow(request_id=_ID, logits_row=0, position=start + num_tokens, params=_GREEDY, seed=0)
         return StepPlan(
             step=0,
@@ -110,7 +109,7 @@ class TextRunner:
             tables=tuple(
                 GroupTables(block_ids=array("i", table), offsets=array("i", [0, len(table)])) for table in self._tables
             ),
-            selected_rows=array("i", range(num_tokens) if is_scored else [num_tokens - 1] if is_sampled else []),
+            selected_rows=array("i", range(num_tokens) if is_read else [num_tokens - 1] if is_sampled else []),
             samples=(sample,) if is_sampled else (),
-            prompt_logprobs=(scores,) if is_scored else (),
+            prompt_logprobs=(),
         )
