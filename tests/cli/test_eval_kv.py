@@ -17,3 +17,10 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_read(octa
     assert ran.code == 1
     assert "absent" in ran.err
     assert "no-such-model" not in ran.err
+
+
+def test_a_report_that_is_a_folder_is_refused_before_anything_is_read(octavo, tmp_path):
+    (tmp_path / "kv.html").mkdir()
+    ran = octavo("eval", "kv", "no-such-model", "--report", str(tmp_path / "kv.html"))
+    assert ran.code == 1
+    assert "it is a folder" in ran.err

@@ -19,6 +19,7 @@ from octavo.llm.passkey import MAX_ANSWER_TOKENS, make_passkey
 from octavo.models.load import open_model
 from octavo.runtime.divergence import Divergence, log_softmax
 from octavo.runtime.load_tokenizer import load_tokenizer
+from octavo.runtime.text_runner import CHUNK_TOKENS
 from octavo.testing.dense_model import DenseModel
 from octavo.testing.tiny_models import TinyModel, make_tensors, write_hf_model, write_safetensors
 
@@ -204,8 +205,20 @@ def write_gpt2(folder, num_positions):
 
 
 def test_a_text_too_short_is_refused(folder):
-    with pytest.raises(InvalidParameterError, match="at least 8 are needed"):
-        KVEvaluator(EngineConfig(model=str(folder)), "x")
+    config = EngineConfig(model=str(folder))
+    with pytest.raises(InvalidParameterError, match=r"--text.*at least 8 are needed"):
+        KVEvaluator(config, "x")
+    with pytest.raises(InvalidParameterError, match=r"--max-tokens.*7 tokens are too few"):
+        KVEvaluator(config, bundled_text(), max_tokens=7)
+
+
+def test_a_last_token_that_stands_alone_in_its_chunk_has_nothing_to_predict(folder):
+    evaluator = KVEvaluator(EngineConfig(model=str(folder)), bundled_text(), max_tokens=CHUNK_TOKENS + 1)
+
+    evaluation = evaluator.evaluate([Way(kv_cache_dtype="f32")], has_passkeys=False)
+
+    assert evaluation.num_positions == CHUNK_TOKENS
+    assert evaluation.variants[0].whole.num_positions == CHUNK_TOKENS
 
 
 def test_the_bundled_text_is_long_enough():

@@ -113,13 +113,7 @@ def command(
     Weights are held in f32 unless --weight-dtype says otherwise. Beside integer weights activations are rounded to 8
     bits, where the slightest difference tips some of them over: any two caches then differ by about the same.
     """
-    if report_path is not None and report_path.suffix.lower() != ".html":
-        raise InvalidParameterError(
-            f"{report_path} does not end in .html", param="--report", hints=("`--report kv.html`",)
-        )
-    if report_path is not None and not report_path.absolute().parent.is_dir():
-        # Known now, not after minutes of reading.
-        raise MachineError(f"{report_path}: cannot be written", because=f"there is no folder {report_path.parent}")
+    _check_report_path(report_path)
     from octavo.cli.eval_kv_view import print_variants
     from octavo.cli.render import count_bar, progress_bars
     from octavo.llm.kv_eval import KVEvaluator, Way, bundled_text, recommend
@@ -148,6 +142,18 @@ def command(
         print_variants(document)
     if report_path is not None and not output.is_quiet:
         click.echo(f"wrote {report_path}", err=True)
+
+
+def _check_report_path(path: Path | None) -> None:
+    """Refuse now what could not be written after minutes of reading."""
+    if path is None:
+        return
+    if path.suffix.lower() != ".html":
+        raise InvalidParameterError(f"{path} does not end in .html", param="--report", hints=("`--report kv.html`",))
+    if not path.absolute().parent.is_dir():
+        raise MachineError(f"{path}: cannot be written", because=f"there is no folder {path.parent}")
+    if path.is_dir():
+        raise MachineError(f"{path}: cannot be written", because="it is a folder")
 
 
 def _document(evaluation: KVEvaluation, *, budget_kl: float | None, best: Variant | None) -> dict[str, Any]:

@@ -145,10 +145,7 @@ class KVEvaluator:
         self._tokenizer: Tokenizer = load_tokenizer(self._model)
         limit = min(self._model.spec.max_position, max_tokens or self._model.spec.max_position)
         self.token_ids = list(self._tokenizer.encode(text, add_special_tokens=True))[:limit]
-        if len(self.token_ids) < 2 * _NUM_BUCKETS:
-            raise InvalidParameterError(
-                f"the text has {len(self.token_ids)} tokens, at least {2 * _NUM_BUCKETS} are needed", param="text"
-            )
+        self._check_length(max_tokens)
         self._weights = self._load(resolved.weight_dtype, report)
 
     def evaluate(
@@ -186,6 +183,20 @@ class KVEvaluator:
             threads=self.threads,
             num_positions=len(self.token_ids) - 1,
             variants=tuple(variants),
+        )
+
+    def _check_length(self, max_tokens: int | None) -> None:
+        least = 2 * _NUM_BUCKETS
+        if len(self.token_ids) >= least:
+            return
+        if max_tokens is not None and max_tokens < least:
+            raise InvalidParameterError(
+                f"{max_tokens} tokens are too few, at least {least} are needed", param="--max-tokens"
+            )
+        raise InvalidParameterError(
+            f"the text has {len(self.token_ids)} tokens, at least {least} are needed",
+            param="--text",
+            hints=("leave out --text: a novel comes along",),
         )
 
     def _load(self, weight_dtype: str, report: Progress) -> HeldWeights:

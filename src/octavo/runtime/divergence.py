@@ -63,7 +63,7 @@ class Divergence:
 
     def add(self, exact: Logprobs, found: Logprobs, next_ids: Sequence[int]) -> None:
         """Compare rows `[num_rows, vocab_size]` whose next tokens are known."""
-        rows, columns = np.arange(len(next_ids)), np.asarray(next_ids)
+        rows, columns = np.arange(len(next_ids)), np.asarray(next_ids, np.int64)
         is_none = np.isnan(found).any(axis=1)
         kl = (np.exp(exact) * (exact - found)).sum(axis=1)
         agrees = exact.argmax(axis=1) == found.argmax(axis=1)
