@@ -14,7 +14,7 @@ from octavo.cli.eval_kv_chart import chart
 from octavo.cli.main import run as run_command
 from octavo.config.engine import EngineConfig
 from octavo.errors import InvalidParameterError, ModelNumbersError
-from octavo.llm.kv_eval import KVEvaluation, KVEvaluator, Way, bundled_text, recommend
+from octavo.llm.kv_eval import KVEvaluation, KVEvaluator, PasskeyResult, Way, bundled_text, recommend
 from octavo.llm.passkey import MAX_ANSWER_TOKENS, make_passkey
 from octavo.models.load import open_model
 from octavo.runtime.divergence import Divergence, log_softmax
@@ -155,6 +155,26 @@ def test_a_dtype_that_cannot_hold_the_values_has_no_price_and_is_not_recommended
     assert page.count("<polyline") == 1 and "f16: after some tokens the model says nothing" in page
     assert run_command(["eval", "kv", str(loud_folder), *args, "--no-passkeys"]) == 0
     assert "f16: after some tokens the model says nothing" in capsys.readouterr().out
+
+
+def test_what_the_model_itself_finds_stands_beside_what_the_variants_find(folder, monkeypatch, capsys, tmp_path):
+    asked = []
+
+    def ask(_self, runner, passkey, _advance):
+        asked.append(runner)
+        is_found = runner is asked[0]  # variants are asked before the exact runner
+        return PasskeyResult(length_tokens=len(passkey.token_ids), depth_ratio=passkey.depth_ratio, is_found=is_found)
+
+    monkeypatch.setattr(KVEvaluator, "_ask", ask)
+    report = tmp_path / "kv.html"
+    args = ["--max-tokens", "150", "--kv-cache-dtype", "int8", "--report", str(report)]
+
+    assert run_command(["eval", "kv", str(folder), *args]) == 0
+
+    shown = capsys.readouterr().out.split("Hidden numbers found again")[1]
+    assert re.search(r"f32 \(exact\) +no no no\nint8 +yes yes yes\n", shown)
+    page = report.read_text(encoding="utf-8").split("Hidden numbers found again")[1]
+    assert f"<td>f32 (exact)</td>{'<td>no</td>' * 3}</tr><tr><td>int8</td>{'<td>yes</td>' * 3}" in page
 
 
 def test_a_model_without_numbers_is_no_fault_of_a_cache(tmp_path):

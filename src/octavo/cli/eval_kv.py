@@ -163,6 +163,7 @@ def _document(evaluation: KVEvaluation, *, budget_kl: float | None, best: Varian
         "threads": evaluation.threads,
         "num_positions": evaluation.num_positions,
         "compared_with": "f32",
+        "exact_passkeys": [asdict(each) for each in evaluation.exact_passkeys],
         "variants": [_variant(each) for each in evaluation.variants],
         "budget_kl": budget_kl,
         "recommended": None if best is None else best.way.label,

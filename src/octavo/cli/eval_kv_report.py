@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.cli.eval_kv_chart import STYLE as CHART_STYLE
 from octavo.cli.eval_kv_chart import chart
-from octavo.cli.eval_kv_view import broken_lines, format_kl, format_number
+from octavo.cli.eval_kv_view import broken_lines, format_kl, format_number, passkey_rows
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 800px; margin: 2rem auto; padding: 0 1rem;
@@ -48,7 +48,7 @@ KL divergence in nats; 0 is no difference.</p>
 <h2>By position</h2>
 <p>Where more is cached, more of it is rounded.</p>
 {chart(variants)}
-{_passkeys(variants)}
+{_passkeys(document)}
 </body>
 </html>
 """
@@ -71,16 +71,19 @@ def _prices(variants: list[dict[str, Any]]) -> str:
     return _table(heads, rows)
 
 
-def _passkeys(variants: list[dict[str, Any]]) -> str:
-    if not any(variant["passkeys"] for variant in variants):
+def _passkeys(document: dict[str, Any]) -> str:
+    if not document["exact_passkeys"]:
         return ""
-    places = [(each["length_tokens"], each["depth_ratio"]) for each in variants[0]["passkeys"]]
+    places = [(each["length_tokens"], each["depth_ratio"]) for each in document["exact_passkeys"]]
     heads = ("KV cache", *(f"{length:,} at {depth:.0%}" for length, depth in places))
     rows = [
-        (escape(variant["label"]), *("yes" if each["is_found"] else "no" for each in variant["passkeys"]))
-        for variant in variants
+        (escape(label), *("yes" if each["is_found"] else "no" for each in passkeys))
+        for label, passkeys in passkey_rows(document)
     ]
-    return f"<h2>Hidden numbers found again</h2><p>Tokens of the text, and how deep in it.</p>{_table(heads, rows)}"
+    return (
+        "<h2>Hidden numbers found again</h2><p>Tokens of the text, and how deep in it. What exact keys and values do "
+        f"not find, the model does not.</p>{_table(heads, rows)}"
+    )
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

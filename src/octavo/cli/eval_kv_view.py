@@ -19,9 +19,9 @@ def print_variants(document: dict[str, Any]) -> None:
         console.print(line)
     console.print("\nKL mean, by position")
     console.print(_by_position(variants))
-    if any(variant["passkeys"] for variant in variants):
+    if document["exact_passkeys"]:
         console.print("\nHidden numbers found again: near the beginning, in the middle, near the end of")
-        console.print(_passkeys(variants))
+        console.print(_passkeys(document))
     if document["budget_kl"] is not None:
         console.print(f"\n{_recommendation(document)}")
 
@@ -51,16 +51,22 @@ def _by_position(variants: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _passkeys(variants: list[dict[str, Any]]) -> Table:
-    lengths = sorted({each["length_tokens"] for each in variants[0]["passkeys"]})
+def _passkeys(document: dict[str, Any]) -> Table:
+    lengths = sorted({each["length_tokens"] for each in document["exact_passkeys"]})
     table = _table(("KV cache", *(f"{length:,} tokens" for length in lengths)))
-    for variant in variants:
+    for label, passkeys in passkey_rows(document):
         cells = []
         for length in lengths:
-            found = [each["is_found"] for each in variant["passkeys"] if each["length_tokens"] == length]
+            found = [each["is_found"] for each in passkeys if each["length_tokens"] == length]
             cells.append(" ".join("yes" if each else "no" for each in found))
-        table.add_row(variant["label"], *cells)
+        table.add_row(label, *cells)
     return table
+
+
+def passkey_rows(document: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return labels and what was found: first what the model finds with exact keys and values, then each variant."""
+    rows = [(f"{document['compared_with']} (exact)", document["exact_passkeys"])]
+    return rows + [(variant["label"], variant["passkeys"]) for variant in document["variants"]]
 
 
 def _recommendation(document: dict[str, Any]) -> str:

@@ -109,11 +109,16 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVEvaluation:
-    """All variants, in the order asked."""
+    """All variants, in the order asked.
+
+    Args:
+        exact_passkeys: What the model finds with exact keys and values: no cache can do better.
+    """
 
     model: str
     threads: int
     num_positions: int
+    exact_passkeys: tuple[PasskeyResult, ...]
     variants: tuple[Variant, ...]
 
 
@@ -162,7 +167,7 @@ class KVEvaluator:
         """
         passkeys = self._passkeys() if has_passkeys else []
         num_read = (1 + len(ways)) * len(self.token_ids)
-        total = num_read + len(ways) * sum(len(each.token_ids) for each in passkeys)
+        total = num_read + (1 + len(ways)) * sum(len(each.token_ids) for each in passkeys)
         done = 0
 
         def advance(num_tokens: int) -> None:
@@ -171,8 +176,9 @@ class KVEvaluator:
             if on_progress is not None:
                 on_progress(done, total)
 
+        exact = self._runner(Way(kv_cache_dtype=EXACT))
         runners = {way: self._runner(way) for way in ways}
-        divergences = self._compare(self._runner(Way(kv_cache_dtype=EXACT)), runners, advance)
+        divergences = self._compare(exact, runners, advance)
         variants = []
         for way, runner in runners.items():
             speed = self._decode_speed(runner)
@@ -182,6 +188,7 @@ class KVEvaluator:
             model=self.model_name,
             threads=self.threads,
             num_positions=len(self.token_ids) - 1,
+            exact_passkeys=tuple(self._ask(exact, each, advance) for each in passkeys),
             variants=tuple(variants),
         )
 
