@@ -1,7 +1,5 @@
 """Paged attention equals dense attention, and its bits depend on a row's own query, keys and values alone."""
 
-import secrets
-
 import numpy as np
 import pytest
 
@@ -16,13 +14,6 @@ from octavo.testing.native_probe import INPUT, probe
 SPLIT = 512
 KV_DTYPES = ("f32", "f16", "bf16", "int8", "fp8_e4m3", "int4")
 ISAS = ("portable", "avx2", "auto")
-
-
-@pytest.fixture
-def rng():
-    seed = secrets.randbits(64)
-    print(f"seed {seed}")  # shown when a test fails
-    return np.random.default_rng(seed)
 
 
 class Case:

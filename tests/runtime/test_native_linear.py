@@ -1,6 +1,5 @@
 """Products of the native kernels equal the stated arithmetic bit for bit, for every weight kind and instruction set."""
 
-import secrets
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +12,6 @@ from octavo.testing.weight_rows import HELD_KINDS, random_rows
 native = pytest.importorskip("octavo.runtime._native", reason="the native module is not built")
 
 BLOCK_KINDS = tuple(kind for kind in HELD_KINDS if kind not in FLOAT_KINDS)
-
-
-@pytest.fixture
-def rng():
-    seed = secrets.randbits(64)
-    print(f"seed {seed}")  # shown when a test fails
-    return np.random.default_rng(seed)
 
 
 @pytest.fixture(params=["portable", "avx2", "avx512"])

@@ -1,6 +1,5 @@
 """Each op of the native executor means what models/program.py says, on fresh random rows and poisoned outputs."""
 
-import secrets
 from array import array
 from dataclasses import replace
 
@@ -20,13 +19,6 @@ from octavo.testing.native_probe import INPUT, probe
 
 ISAS = ("portable", "avx2")
 WIDTHS = [1, 7, 8, 31, 33, 64, 100, 576]
-
-
-@pytest.fixture
-def rng():
-    seed = secrets.randbits(64)
-    print(f"seed {seed}")  # shown when a test fails
-    return np.random.default_rng(seed)
 
 
 @pytest.fixture(params=ISAS)

@@ -3,7 +3,6 @@
 Runners here are poisoned: activations and new blocks start a step as NaN, so that a wrong read shows.
 """
 
-import secrets
 from array import array
 from dataclasses import replace
 
@@ -32,13 +31,6 @@ KV_DTYPES = ("f32", "f16", "bf16", "int8", "fp8_e4m3", "int4")
 ISAS = ("portable", "avx2", "auto")
 
 _packed = {}
-
-
-@pytest.fixture
-def rng():
-    seed = secrets.randbits(64)
-    print(f"seed {seed}")  # shown when a test fails
-    return np.random.default_rng(seed)
 
 
 @pytest.fixture(params=ISAS)

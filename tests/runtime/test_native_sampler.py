@@ -1,6 +1,5 @@
 """The native sampler chooses the same tokens and reports the same bits as the definition in sampler.py."""
 
-import secrets
 from array import array
 
 import numpy as np
@@ -15,13 +14,6 @@ from octavo.runtime import sampler
 from octavo.testing.native_probe import INPUT, probe
 
 ISAS = ("portable", "avx2")
-
-
-@pytest.fixture
-def rng():
-    seed = secrets.randbits(64)
-    print(f"seed {seed}")  # shown when a test fails
-    return np.random.default_rng(seed)
 
 
 @pytest.fixture(params=ISAS)
