@@ -224,6 +224,16 @@ def write_gpt2(folder, num_positions):
     return folder
 
 
+@pytest.mark.parametrize("option", ["--attention-window", "--sparse-blocks"])
+def test_a_way_that_does_not_suit_the_model_is_refused_before_weights_are_loaded(option, tmp_path, capsys):
+    windowed = write_hf_model(TinyModel(architecture="mistral", sliding_window=64), tmp_path / "windowed")
+
+    assert run_command(["eval", "kv", str(windowed), option, "64"]) == 2
+
+    said = capsys.readouterr().err
+    assert f"leave out {option}" in said and "loading" not in said
+
+
 def test_a_text_too_short_is_refused(folder):
     config = EngineConfig(model=str(folder))
     with pytest.raises(InvalidParameterError, match=r"--text.*at least 8 are needed"):

@@ -125,12 +125,12 @@ def command(
         text = bundled_text()
     else:
         text = read_text_file(text_path, param="--text", what="a text", max_bytes=MAX_TEXT_BYTES)
+    ways = [Way(kv_cache_dtype=dtype) for dtype in dtypes]
+    ways += [Way(kv_cache_dtype=dtype, attention_window=each) for dtype in dtypes for each in windows]
+    ways += [Way(kv_cache_dtype=dtype, sparse_blocks=each) for dtype in dtypes for each in sparse_blocks]
     with progress_bars(output) as progress:
-        evaluator = KVEvaluator(config, text, max_tokens=max_tokens, progress=progress)
+        evaluator = KVEvaluator(config, text, max_tokens=max_tokens, ways=ways, progress=progress)
     with count_bar(output, "tokens") as on_progress:
-        ways = [Way(kv_cache_dtype=dtype) for dtype in dtypes]
-        ways += [Way(kv_cache_dtype=dtype, attention_window=each) for dtype in dtypes for each in windows]
-        ways += [Way(kv_cache_dtype=dtype, sparse_blocks=each) for dtype in dtypes for each in sparse_blocks]
         evaluation = evaluator.evaluate(ways, has_passkeys=has_passkeys, on_progress=on_progress)
     best = None if budget_kl is None else recommend(evaluation, budget_kl)
     document = _document(evaluation, budget_kl=budget_kl, best=best)

@@ -128,6 +128,7 @@ class KVEvaluator:
     Args:
         text: What is read.
         max_tokens: Tokens read at most; the model's limit and the text's length bound it, too.
+        ways: Will be asked for: those that do not suit the model are refused before its weights are loaded.
 
     Raises:
         InvalidParameterError: the text is too short, or the native kernels cannot be used.
@@ -136,7 +137,13 @@ class KVEvaluator:
     """
 
     def __init__(
-        self, config: EngineConfig, text: str, *, max_tokens: int | None = None, progress: Progress | None = None
+        self,
+        config: EngineConfig,
+        text: str,
+        *,
+        max_tokens: int | None = None,
+        ways: Sequence[Way] = (),
+        progress: Progress | None = None,
     ) -> None:
         report = progress or ignore_progress
         self._model: OpenedModel = open_model(fetch(config.model, progress=report).path)
@@ -151,6 +158,8 @@ class KVEvaluator:
         limit = min(self._model.spec.max_position, max_tokens or self._model.spec.max_position)
         self.token_ids = list(self._tokenizer.encode(text, add_special_tokens=True))[:limit]
         self._check_length(max_tokens)
+        for way in ways:
+            self._spec(way)
         self._weights = self._load(resolved.weight_dtype, report)
 
     def evaluate(
