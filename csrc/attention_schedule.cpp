@@ -56,7 +56,7 @@ size_t attention_scratch_floats(int head_dim) {
 size_t selection_scratch_floats(int head_dim, int64_t max_tiles) {
   const int64_t num_words = divide_up(max_tiles, 32);
   return size_t(int64_t(kMaxRowsPerBlock + kBoundedTiles) * 2 * padded_bounds(head_dim) +
-                (int64_t(kMaxRowsPerBlock) * 33 + 32) * num_words);
+                int64_t(kMaxRowsPerBlock) * (32 + 1 + 32) * num_words);
 }
 
 AttentionSchedule::AttentionSchedule(AttentionShape shape, int sparse_tiles, int max_tokens, int max_requests,

@@ -13,11 +13,11 @@ namespace octavo::OCTAVO_SIMD {
 
 constexpr int kScoredAtOnce = 4;
 
-// Some tiles that one row reads, in order.
+// The tiles that rows read, one row's after the other's.
 template <class Element>
 struct TileList {
   const int32_t* tiles;
-  int count;
+  int count;  // of all rows: those of the next row are fetched while this one is computed
   const Work& work;
 
   const std::byte* at(int index) const {
@@ -113,9 +113,11 @@ OCTAVO_INLINE void merge_split_of_row(const Scratch& scratch, bool is_first, int
   }
 }
 
-// Computes one row of an item. Tiles are folded split by split, as if all were read.
+// Computes one row of an item, which reads tiles [begin, end) of the list. Tiles are folded split by split, as if all
+// were read.
 template <class Element>
-void attend_row_sparsely(const Work& work, int row, const Scratch& scratch) {
+void attend_row_sparsely(const Work& work, int row, const TileList<Element>& list, int begin, int end,
+                         const Scratch& scratch) {
   const AttentionCall& call = work.call;
   const int head_dim = call.shape.head_dim;
   const int dims = padded_head_dim(head_dim);
@@ -123,11 +125,10 @@ void attend_row_sparsely(const Work& work, int row, const Scratch& scratch) {
   const float* query = call.q + element_of(call, work.item.kv_head, place.request, place.row, call.q_stride);
   const float factor = call.scale * kLog2E;
   for (int d = 0; d < head_dim; ++d) scratch.q[d] = query[d] * factor;
-  const TileList<Element> list{scratch.selection.tiles, scratch.selection.list_tiles(row), work};
   int split = 0;  // every row reads the first tile
   clear_sums(scratch.split, 1, dims);
-  for (int first = 0; first < list.count; first += kScoredAtOnce) {
-    const int count = lesser(kScoredAtOnce, list.count - first);
+  for (int first = begin; first < end; first += kScoredAtOnce) {
+    const int count = lesser(kScoredAtOnce, end - first);
     V16 scores[kScoredAtOnce];
     score_some_tiles(list, first, count, scratch.q, scores);
     for (int i = 0; i < count; ++i) {
@@ -156,7 +157,13 @@ void attend_sparsely(const Work& work, Scratch& scratch) {
     return call.q + element_of(call, work.item.kv_head, work.rows[i].request, work.rows[i].row, call.q_stride);
   };
   select_tiles({call, work.item.kv_head, work.table(), work.item.num_rows, work.visible}, query_of, scratch.selection);
-  for (int row = 0; row < work.item.num_rows; ++row) attend_row_sparsely<Element>(work, row, scratch);
+  int ends[kMaxRowsPerBlock];
+  int count = 0;
+  for (int row = 0; row < work.item.num_rows; ++row) ends[row] = count = scratch.selection.list_tiles(row, count);
+  const TileList<Element> list{scratch.selection.tiles, count, work};
+  for (int row = 0; row < work.item.num_rows; ++row) {
+    attend_row_sparsely(work, row, list, row == 0 ? 0 : ends[row - 1], ends[row], scratch);
+  }
 }
 
 }  // namespace octavo::OCTAVO_SIMD

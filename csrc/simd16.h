@@ -28,6 +28,14 @@ OCTAVO_INLINE V16 load16_bf16(const uint16_t* p) {
   return (V16)(__builtin_convertvector(halves, I16) << 16);
 }
 
+// Sixteen pairs of bf16: the first of each, and the second.
+OCTAVO_INLINE void load16_bf16_pairs(const uint16_t* p, V16* first, V16* second) {
+  I16 pairs;
+  std::memcpy(&pairs, p, sizeof pairs);
+  *first = (V16)(pairs << 16);
+  *second = (V16)(pairs & int32_t(0xffff0000));
+}
+
 OCTAVO_INLINE void store16(float* p, V16 v) { std::memcpy(p, &v, sizeof v); }
 
 OCTAVO_INLINE V16 splat16(float x) { return (V16)_mm512_set1_ps(x); }
@@ -72,6 +80,15 @@ struct V16 {
 OCTAVO_INLINE V16 load16(const float* p) { return {load(p), load(p + 8)}; }
 OCTAVO_INLINE V16 load16_f16(const uint16_t* p) { return {load_f16(p), load_f16(p + 8)}; }
 OCTAVO_INLINE V16 load16_bf16(const uint16_t* p) { return {load_bf16(p), load_bf16(p + 8)}; }
+
+// Sixteen pairs of bf16: the first of each, and the second.
+OCTAVO_INLINE void load16_bf16_pairs(const uint16_t* p, V16* first, V16* second) {
+  I8 low, high;
+  std::memcpy(&low, p, sizeof low);
+  std::memcpy(&high, p + 16, sizeof high);
+  *first = {as_floats(low << 16), as_floats(high << 16)};
+  *second = {as_floats(low & int32_t(0xffff0000)), as_floats(high & int32_t(0xffff0000))};
+}
 
 OCTAVO_INLINE void store16(float* p, V16 v) {
   store(p, v.low);

@@ -24,8 +24,8 @@ constexpr int kTilesAtOnce = 4;  // in two vectors each
 #endif
 static_assert(kBoundedTiles % kTilesAtOnce == 0);
 
-// How many groups of tiles ahead bounds are fetched: a few hundred cycles of work.
-constexpr int kGroupsAhead = 2;
+// How many tiles ahead bounds are fetched: a few hundred cycles of work.
+constexpr int kTilesAhead = 16;
 
 constexpr int32_t kNoTile = std::numeric_limits<int32_t>::min();
 
@@ -36,11 +36,10 @@ struct Selection {
   int32_t* ranks;   // [rows][num_words * 32]: bounds in an order of whole numbers; kNoTile for what is not asked
   uint32_t* words;  // [rows][num_words]: bit i of word j for tile 32 * j + i
   int num_words;
-  int32_t* tiles;  // those of one row, ascending
+  int32_t* tiles;  // those of one row after the other, each ascending
 
-  // Lists the tiles of a row; returns how many there are.
-  int list_tiles(int row) const {
-    int count = 0;
+  // Writes the tiles of a row behind the `count` that are there; returns how many there are then.
+  int list_tiles(int row, int count) const {
     for (int word = 0; word < num_words; ++word) {
       for (uint32_t bits = words[row * num_words + word]; bits != 0; bits &= bits - 1) {
         tiles[count++] = word * 32 + std::countr_zero(bits);
@@ -128,23 +127,22 @@ inline void pack_bound_query(const float* q, int head_dim, float* packed) {
   }
 }
 
-// Reads the bounds of a tile as floats: 16 pairs at a time, of which the even ones are the lower halves.
+// Reads the bounds of a tile as floats: first those at even places, then those at odd ones.
 inline void unpack_bounds(const uint16_t* from, int head_dim, float* to) {
   const int half = padded_bounds(head_dim);
-  const auto unpack = [to, half](int i, I8 pairs) {
-    store(to + i, as_floats(pairs << 16));
-    store(to + half + i, as_floats(pairs & int32_t(0xffff0000)));
-  };
-  I8 pairs;
+  V16 even, odd;
   int i = 0;
-  for (; i + 8 <= head_dim; i += 8) {
-    std::memcpy(&pairs, from + 2 * i, sizeof pairs);
-    unpack(i, pairs);
+  for (; i + 16 <= head_dim; i += 16) {
+    load16_bf16_pairs(from + 2 * i, &even, &odd);
+    store16(to + i, even);
+    store16(to + half + i, odd);
   }
-  for (; i < half; i += 8) {
-    pairs = I8{};
-    if (i < head_dim) std::memcpy(&pairs, from + 2 * i, size_t(head_dim - i) * sizeof(int32_t));
-    unpack(i, pairs);
+  if (i < half) {
+    uint16_t last[32] = {};
+    std::memcpy(last, from + 2 * i, size_t(head_dim - i) * 2 * sizeof(uint16_t));
+    load16_bf16_pairs(last, &even, &odd);
+    store16(to + i, even);
+    store16(to + half + i, odd);
   }
 }
 
@@ -224,16 +222,22 @@ void select_tiles(const SelectionCall& ask, const QueryOf& query_of, Selection& 
   for (int i = 0; i < num_rows; ++i) pack_bound_query(query_of(i), head_dim, selection.queries + i * width);
   // Group by group, so that each tile's bounds are fetched and read once for all rows; they lie far from each other.
   // The last row's own tile has none yet.
-  for (int first = 0; first < num_tiles - 1; first += kBoundedTiles) {
-    const int end = lesser(first + kBoundedTiles, num_tiles - 1);
+  const int num_bounded = num_tiles - 1;
+  const uint16_t* fetched[kTilesAhead];  // where the next ones are
+  const auto fetch = [&](int tile) {
+    if (tile >= num_bounded) return;
+    const uint16_t* bounds = ask.bounds(tile);
+    fetched[tile % kTilesAhead] = bounds;
+    const auto* bytes = reinterpret_cast<const std::byte*>(bounds);
+    for (size_t line = 0; line < ask.call.layout.bounds_bytes(); line += 64) __builtin_prefetch(bytes + line, 0, 2);
+  };
+  for (int tile = 0; tile < kTilesAhead; ++tile) fetch(tile);
+  for (int first = 0; first < num_bounded; first += kBoundedTiles) {
+    const int end = lesser(first + kBoundedTiles, num_bounded);
     for (int tile = first; tile < end; ++tile) {
-      if (tile + kGroupsAhead * kBoundedTiles < num_tiles - 1) {
-        const auto* ahead = reinterpret_cast<const std::byte*>(ask.bounds(tile + kGroupsAhead * kBoundedTiles));
-        for (size_t line = 0; line < ask.call.layout.bounds_bytes(); line += 64) {
-          __builtin_prefetch(ahead + line, 0, 2);
-        }
-      }
-      unpack_bounds(ask.bounds(tile), head_dim, selection.bounds + (tile - first) * width);
+      const uint16_t* bounds = fetched[tile % kTilesAhead];
+      fetch(tile + kTilesAhead);
+      unpack_bounds(bounds, head_dim, selection.bounds + (tile - first) * width);
     }
     for (int i = 0; i < num_rows; ++i) {
       for (int t = 0; t < kBoundedTiles; t += kTilesAtOnce) {
