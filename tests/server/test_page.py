@@ -20,7 +20,7 @@ from octavo.engine.live_view import LiveFrame
 from octavo.server.settings import ServerSettings
 from octavo.testing.browser import chromium_path, open_browser
 from octavo.testing.scripted_llm import LocalServer, scripted_llm
-from octavo.testing.server_process import ServerProcess
+from octavo.testing.server_process import SMALL, ServerProcess
 
 STATIC = Path(octavo.server.__file__).parent / "static"
 WAIT_MS = 30_000
@@ -233,6 +233,70 @@ def test_a_browser_sees_blocks_fill_a_prefix_shared_and_preemptions(page, tiny_m
 
     assert (tmp_path / "light.png").read_bytes() != (tmp_path / "dark.png").read_bytes()
     assert {url.split("/")[2] for url in asked} == {server.url.split("/")[2]}, "works offline"
+    assert page.troubles == []
+
+
+def has_outline(page) -> bool:
+    """Say whether any block of the map is outlined."""
+    return page.evaluate(
+        "(() => { const marks = document.getElementById('map-marks');"
+        " return marks.getContext('2d').getImageData(0, 0, marks.width, marks.height).data.some(Boolean); })()"
+    )
+
+
+def is_seen_whole(page, selector: str) -> bool:
+    """Say whether no sideways scrolling is needed to read what a selector finds."""
+    return page.evaluate(
+        "selector => [...document.querySelectorAll(selector)].every((one) => { const box = one.getBoundingClientRect();"
+        " return box.width > 0 && box.left >= 0 && box.right <= innerWidth && one.scrollWidth <= one.clientWidth; })",
+        selector,
+    )
+
+
+@needs_browser
+def test_a_request_that_ends_while_it_is_read_stays_open_and_can_be_asked_for_again(page, tiny_model: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    with ServerProcess(tiny_model, *SMALL) as server:
+        page.goto(server.url)
+        page.wait_for_selector("#status[data-state=live]")
+        stop = threading.Event()
+
+        def ask() -> None:
+            body = {"model": "tiny", "prompt": [*range(20, 84)], "max_tokens": 900, "ignore_eos": True, "stream": True}
+            while not stop.is_set():
+                with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+                    for _ in answer.iter_lines():
+                        if stop.is_set():
+                            return
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+
+            def is_read_while_it_runs() -> bool:
+                rows = page.locator("#requests tbody tr[tabindex]")
+                if rows.count() == 0:
+                    return False
+                if page.locator("#requests .why").count() == 0:
+                    rows.first.dispatch_event("click")
+                    rows.first.dispatch_event("pointerenter")
+                return page.locator("#requests .why p").count() >= 2 and has_outline(page)
+
+            wait_until(page, is_read_while_it_runs)
+            assert is_seen_whole(page, "#requests .why p")
+        finally:
+            stop.set()
+            thread.join()
+        page.wait_for_selector("#requests-empty:not([hidden])")
+        page.wait_for_selector("#finished-list div.why p >> nth=1")
+        assert is_seen_whole(page, "#finished-list p, #finished-list .finished-row")
+        assert not has_outline(page), "it belongs to nothing any more"
+
+        page.click("#finished-list li:has(.why) button")
+        assert page.locator("#finished-list .why p").count() == 0
+        page.click("#finished-list button >> nth=0")
+        page.wait_for_selector("#finished-list .why p >> nth=1")
+        assert "64 prompt tokens" in page.inner_text("#finished-list .why")
     assert page.troubles == []
 
 

@@ -34,6 +34,7 @@ followLive(
     playground.model = live.model;
     setText($("model"), live.model);
     document.title = `${live.model} · octavo`;
+    pool.finished.follow(live);
     if (document.hidden || $("view-pool").hidden) return;
     const start = performance.now();
     pool.show(live);

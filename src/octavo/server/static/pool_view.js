@@ -1,6 +1,7 @@
 // The pool view: figures with their recent past, advice, the map, memory and latency, all from one live document.
 
 import { BlockTip } from "./block_tip.js";
+import { FinishedView } from "./finished_view.js";
 import { $, element, formatBytes, formatCount, formatNumber, formatRatio, formatSeconds, plural, setText, withCode } from "./format.js";
 import { PoolMap, STATE } from "./pool_map.js";
 import { RequestsView } from "./requests_view.js";
@@ -35,7 +36,11 @@ export class PoolView {
     this.tip = null;
     this.map = new PoolMap($("map"), { onPoint: (pointed) => this.tip?.show(pointed) });
     this.tip = new BlockTip(this.map);
-    this.requests = new RequestsView(this.map, (request) => this.map.mark(request ? request.tables.flat().filter(Boolean) : []));
+    this.finished = new FinishedView();
+    this.requests = new RequestsView(this.map, {
+      onMark: (request) => this.map.mark(request ? request.tables.flat().filter(Boolean) : []),
+      onReadEnd: (id) => this.finished.open(id),
+    });
     this.tiles = {};
     for (const [name, { ceiling }] of Object.entries(TILES)) {
       const node = $(`tile-${name}`);

@@ -14,10 +14,15 @@ const WAITING = {
 };
 
 export class RequestsView {
-  /** Args: map, whose colours are used; onMark, called with a request or null when one is pointed at. */
-  constructor(map, onMark) {
+  /**
+   * Args: map, whose colours are used; onMark, called with a request or null when one is pointed at; onReadEnd, called
+   * with the id of a request that ended while its explanation was open.
+   */
+  constructor(map, { onMark, onReadEnd }) {
     this.map = map;
     this.onMark = onMark;
+    this.onReadEnd = onReadEnd;
+    this.pointedId = null;
     this.body = $("requests").tBodies[0];
     this.wide = $("requests").tHead.querySelector(".wide");
     this.rows = new Map();
@@ -28,9 +33,7 @@ export class RequestsView {
     const seen = new Set(requests.map((request) => request.id));
     for (const [id, row] of this.rows) {
       if (!seen.has(id)) {
-        row.node.remove();
-        row.why?.remove();
-        this.rows.delete(id);
+        this.removeRow(id, row);
       }
     }
     // Asked once and before anything is written: each answer after a change would cost a layout of the page.
@@ -46,12 +49,28 @@ export class RequestsView {
       }
       this.fill(row, request, live.blocks);
     }
+    // Its table grows while it is pointed at.
+    if (this.pointedId !== null) this.onMark(this.rows.get(this.pointedId).request);
     const hidden = live.requests.length - requests.length;
     $("requests").hidden = requests.length === 0;
     $("requests-empty").hidden = requests.length > 0;
     const running = live.requests.filter((request) => request.isRunning).length;
     const counts = `${formatCount(running)} running, ${formatCount(live.requests.length - running)} waiting`;
     setText($("requests-note"), requests.length ? counts + (hidden ? `; ${formatCount(hidden)} more` : "") : "");
+  }
+
+  removeRow(id, row) {
+    row.node.remove();
+    row.why?.remove();
+    this.rows.delete(id);
+    // A row that is taken away from under the pointer is never left by it.
+    if (this.pointedId === id) this.point(null);
+    if (row.why) this.onReadEnd(id);
+  }
+
+  point(row) {
+    this.pointedId = row?.request.id ?? null;
+    this.onMark(row?.request ?? null);
   }
 
   addRow(id) {
@@ -71,8 +90,8 @@ export class RequestsView {
     node.title = "Why did it take what it took?";
     node.addEventListener("click", () => this.toggle(row));
     node.addEventListener("keydown", (event) => { if (event.key === "Enter") this.toggle(row); });
-    node.addEventListener("pointerenter", () => this.onMark(row.request));
-    node.addEventListener("pointerleave", () => this.onMark(null));
+    node.addEventListener("pointerenter", () => this.point(row));
+    node.addEventListener("pointerleave", () => this.point(null));
     this.rows.set(id, row);
     return row;
   }
@@ -84,11 +103,13 @@ export class RequestsView {
       row.why = null;
       return;
     }
-    const cell = element("td", "why");
+    // As wide as what is seen of the table, which may be wider and scroll under it.
+    const words = element("div", "why");
+    const cell = element("td", "why", words);
     cell.colSpan = row.node.cells.length;
     row.why = element("tr", "", cell);
     row.node.after(row.why);
-    explainInto(cell, row.request.id);
+    explainInto(words, row.request.id);
   }
 
   fill(row, request, blocks) {
