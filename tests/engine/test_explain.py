@@ -113,6 +113,30 @@ def test_preemptions_tell_their_cause_and_what_was_computed_again() -> None:
     assert document(log, "first")["preemptions"] == []
 
 
+def test_how_busy_it_was_is_told_by_the_others_that_ran_in_its_steps() -> None:
+    """The first runs two steps alone, then three beside the second, which waits for nobody and runs on alone."""
+    rig, log = explained_rig()
+    rig.add("first", 3, max_tokens=5)
+    assert document(log, "first")["mean_others_running"] is None
+    rig.step(each_s=1)
+    rig.step(each_s=1)
+    rig.add("second", [9, 9], max_tokens=6)
+    rig.run_to_end(each_s=1)
+
+    first, second = document(log, "first"), document(log, "second")
+    assert (first["num_steps"], first["mean_others_running"]) == (5, 0.6)
+    assert (second["num_steps"], second["mean_others_running"]) == (6, 0.5)
+
+
+def test_the_last_in_rank_gives_its_blocks_back_for_itself() -> None:
+    rig, log = explained_rig(CoreSetup(num_blocks=6, max_num_seqs=2))
+    rig.add("first", [1] * 5, max_tokens=14)
+    rig.add("second", [2] * 6, max_tokens=14)
+    rig.run_to_end(each_s=1)
+
+    assert [each["for_request_id"] for each in document(log, "second")["preemptions"]] == ["second"]
+
+
 def test_peak_blocks_are_the_most_a_request_has_held() -> None:
     """Counted by the events against the tables themselves, through hits, copies, forks, windows and preemption."""
     rig, log = explained_rig(

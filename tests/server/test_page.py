@@ -338,22 +338,32 @@ def test_the_page_explains_a_further_answer_and_a_near_miss(page, local: LocalSe
         "hits": {"num_block_tokens": 32, "num_copied_tokens": 0, "num_missed_tokens": 8, "block_ids": [],
                  "copied_from": []},
         "near_miss": {"position": 35, "block_id": 7, "text": "<b>", "cached_text": "x"},
-        "waits": [{"reason": "arrival", "seconds": 0.001}, {"reason": "blocks", "seconds": 1.5}],
+        "waits": [{"reason": "arrival", "seconds": 0.25}, {"reason": "tokens", "seconds": 0.001},
+                  {"reason": "blocks", "seconds": 1.5}],
         "preemptions": [{"at_s": 2.0, "reason": "blocks", "for_request_id": "other", "num_blocks": 3,
-                         "num_computed_tokens": 40, "num_recomputed_tokens": 9}],
-        "times": {"ttft_s": 1.75, "e2e_s": None},
+                         "num_computed_tokens": 40, "num_recomputed_tokens": 9},
+                        {"at_s": 3.0, "reason": "blocks", "for_request_id": "own", "num_blocks": 1,
+                         "num_computed_tokens": 4, "num_recomputed_tokens": None}],
+        "times": {"ttft_s": 1.75, "decode_s": 0.5, "e2e_s": None}, "request_id": "own", "mean_others_running": 2.5,
     }  # fmt: skip
     page.goto(local.url)
-    said = page.evaluate(
-        "why => import('./static/explain.js').then(({ sentences }) => sentences(why).map((words) =>"
-        " words.map((word) => word.textContent ?? word).join('')))",
-        why,
+
+    def told(why: dict) -> list[str]:
+        return page.evaluate(
+            "why => import('./static/explain.js').then(({ sentences }) => sentences(why).map((words) =>"
+            " words.map((word) => word.textContent ?? word).join('')))",
+            why,
+        )
+
+    assert told({**why, "waits": [], "preemptions": []})[2] == (
+        "No waits, no preemptions: at 250 ms a token, beside 2.50 others on average."
     )
-    assert said == [
+    assert told(why) == [
         "32 of 40 prompt tokens were a hit (32 shared with the first answer); 8 computed.",
         "The nearest cached text (block 7) goes on differently from token 35 on: x there, <b> here.",
-        "It waited 1.50 s for blocks.",
+        "It waited 250 ms behind others, 1.50 s for blocks. It ran at 250 ms a token, beside 2.50 others on average.",
         "After 2.00 s it gave 3 blocks back because blocks ran out, to other; 9 tokens had to be computed again.",
+        "After 3.00 s it gave 1 block back, since its own next token found none free.",
         "It held 4 blocks at most; 1 block copied.",
         "First token after 1.75 s; 3 output tokens.",
     ]

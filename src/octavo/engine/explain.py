@@ -11,9 +11,12 @@ Schema `octavo.explain/1`, one document per request:
                     who may see them, token_id and cached_token_id; null if nothing began alike
     waits[]         reason and seconds; "arrival" is the time until it was first looked at, "preempted" the time after
                     each preemption until it was looked at again
-    preemptions[]   at_s (since arrival), reason, for_request_id, num_blocks given back, num_computed_tokens then, and
+    preemptions[]   at_s (since arrival), reason, for_request_id (its own, where its next token found no block
+                    and it was the last in rank), num_blocks given back, num_computed_tokens then, and
                     num_recomputed_tokens: what was computed again, null until it is known; the first 100
     num_preemptions, num_recomputed_tokens, num_copies (all copy-on-write and copied hits), peak_blocks
+    num_steps       how many steps there were while it ran
+    mean_others_running     how many other requests ran in them, on average; null before the first
     times           seconds: queue_s, ttft_s, prefill_s, decode_s, e2e_s; null where it did not come to that
     further_answers[]   the same for answers 1, 2, ... of `n`, which are requests of their own
 
@@ -42,6 +45,7 @@ from octavo.core.events import (
     RequestFinished,
     RequestForked,
     RequestPreempted,
+    StepScheduled,
 )
 from octavo.engine.held_blocks import HeldBlocks
 from octavo.engine.metrics import RequestTimes
@@ -115,6 +119,9 @@ class Explanation:
     num_lost_tokens: int | None = None
     num_copies: int = 0
     peak_blocks: int = 0
+    num_steps: int = 0
+    num_others_running: int = 0
+    """Summed over the steps."""
     admitted_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -140,6 +147,8 @@ class Explanation:
             "num_recomputed_tokens": self.num_recomputed_tokens,
             "num_copies": self.num_copies,
             "peak_blocks": self.peak_blocks,
+            "num_steps": self.num_steps,
+            "mean_others_running": round(self.num_others_running / self.num_steps, 3) if self.num_steps else None,
             "times": self._times(),
             "further_answers": [each.as_dict(shows_tokens=shows_tokens) for each in self.further_answers],
         }
@@ -205,6 +214,7 @@ class ExplainLog:
         self._lock = threading.Lock()
         self._held = HeldBlocks()
         self._unfinished: dict[RequestId, Explanation] = {}
+        self._running: dict[RequestId, Explanation] = {}
         self._finished: OrderedDict[RequestId, Explanation] = OrderedDict()
 
     def __len__(self) -> int:
@@ -230,9 +240,12 @@ class ExplainLog:
                 request = self._unfinished.get(getattr(event, "request_id", RequestId("")))
                 if request is not None:
                     self._take(event, request, now_s)
+                    self._note_running(request)
                 elif isinstance(event, RequestArrived):
                     self._arrive(event, now_s)
                 self._held.take(event)
+                if isinstance(event, StepScheduled):
+                    self._count_step(event)
                 if isinstance(event, RequestFinished) and request is not None:
                     self._file(request)
                 elif request is not None:
@@ -302,6 +315,18 @@ class ExplainLog:
         request.finished_s = request.asked_s = now_s
         self._note_tokens(request)
         request.num_output_tokens = event.num_output_tokens
+
+    def _count_step(self, event: StepScheduled) -> None:
+        for request in self._running.values():
+            request.num_steps += 1
+            request.num_others_running += event.num_running - 1
+
+    def _note_running(self, request: Explanation) -> None:
+        """Know who runs, so that a step does not go through a long queue."""
+        if request.status == "running":
+            self._running[request.request_id] = request
+        else:
+            self._running.pop(request.request_id, None)
 
     def _file(self, request: Explanation) -> None:
         del self._unfinished[request.request_id]

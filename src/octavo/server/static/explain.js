@@ -2,10 +2,10 @@
 // waited for, and what preemptions cost.
 
 import { errorText, request } from "./connection.js";
-import { element, formatCount, formatSeconds, plural, shortenId } from "./format.js";
+import { element, formatCount, formatNumber, formatSeconds, plural, shortenId } from "./format.js";
 
 const WAITS = {
-  arrival: "to be looked at",
+  arrival: "behind others",
   seats: "for a seat",
   tokens: "for token budget",
   blocks: "for blocks",
@@ -27,7 +27,8 @@ export async function explainInto(node, id) {
 
 /** One array of texts and elements for each sentence. */
 export function sentences(why) {
-  return [hits(why), nearMiss(why.near_miss), waits(why.waits), ...why.preemptions.map(preemption), memory(why), times(why)]
+  return [hits(why), nearMiss(why.near_miss), waits(why), ...why.preemptions.map((each) => preemption(each, why.request_id)),
+    memory(why), times(why)]
     .filter(Boolean)
     .map((words) => (Array.isArray(words) ? words : [words]));
 }
@@ -57,15 +58,28 @@ function nearMiss(miss) {
   return [...words, "."];
 }
 
-function waits(all) {
-  const long = all.filter(({ seconds }) => seconds >= SHORT_S);
-  if (!long.length) return "It did not wait.";
-  return `It waited ${long.map(({ reason, seconds }) => `${formatSeconds(seconds)} ${WAITS[reason] ?? reason}`).join(", ")}.`;
+/** What it waited for and how busy it was, or that nothing was wrong. */
+function waits(why) {
+  const long = why.waits.filter(({ seconds }) => seconds >= SHORT_S);
+  const pace = paceOf(why);
+  const waited = long.length
+    ? `It waited ${long.map(({ reason, seconds }) => `${formatSeconds(seconds)} ${WAITS[reason] ?? reason}`).join(", ")}`
+    : why.preemptions.length ? "It did not wait" : "No waits, no preemptions";
+  if (!pace) return `${waited}.`;
+  return long.length || why.preemptions.length ? `${waited}. It ran ${pace}.` : `${waited}: ${pace}.`;
 }
 
-function preemption({ at_s: at, reason, for_request_id: other, num_blocks: blocks, num_recomputed_tokens: again }) {
+function paceOf({ times: taken, num_output_tokens: output, mean_others_running: others }) {
+  if (others == null) return "";
+  const beside = others < 0.05 ? "with nothing else running" : `beside ${formatNumber(others)} others on average`;
+  if (taken.decode_s == null || output < 2) return beside;
+  return `at ${formatSeconds(taken.decode_s / (output - 1))} a token, ${beside}`;
+}
+
+function preemption({ at_s: at, reason, for_request_id: other, num_blocks: blocks, num_recomputed_tokens: again }, own) {
   const why = reason === "priority" ? "to one of higher priority" : "because blocks ran out";
   const cost = again == null ? "" : `; ${plural(again, "token")} had to be computed again`;
+  if (other === own) return `After ${formatSeconds(at)} it gave ${plural(blocks, "block")} back, since its own next token found none free${cost}.`;
   return [`After ${formatSeconds(at)} it gave ${plural(blocks, "block")} back ${why}, to `,
     element("code", "", shortenId(other)), `${cost}.`];
 }
