@@ -461,6 +461,9 @@ def test_the_plan_tab_draws_a_plan(page, tiny_model: str) -> None:
         page.click("#plan-form button")
         page.wait_for_selector("#plan-result h2:has-text('What holds 200 requests at once')")
         assert "NVIDIA H100" in page.inner_text("#plan-result .note >> nth=0")
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert page.locator(".levers").count() == 2
+        assert is_seen_whole(page, ".levers, .levers tbody tr, .levers td:not(:empty)")
         page.fill("input[name=memory]", "24")
         page.click("#plan-form button")
         page.wait_for_selector("#plan-result .error")

@@ -104,7 +104,7 @@ function memoryCard(plan) {
 
 function verdict(plan) {
   if (!plan.fits) return "Does not fit.";
-  const many = `${formatNumber(Math.floor(plan.max_concurrency * 10) / 10)} requests of ${plural(plan.max_model_len, "token")} at once`;
+  const many = `${(Math.floor(plan.max_concurrency * 100 + 1e-6) / 100).toFixed(2)} requests of ${plural(plan.max_model_len, "token")} at once`;
   if (plan.concurrency_at_lengths == null) return many;
   return `${formatNumber(plan.concurrency_at_lengths)} requests of the asked lengths at once, or ${many}`;
 }
@@ -142,12 +142,19 @@ function targetsCard(plan) {
     const flags = Object.entries(target.options).map(([name, value]) => `--${name.replaceAll("_", "-")} ${value}`).join(" ");
     const copies = target.num_copies > 1 ? `${formatCount(target.num_copies)} copies of the model` : "";
     body.append(element("tr", "", element("td", "", target.name), element("td", "", element("code", "", flags)),
-      element("td", "", copies), element("td", "n", formatNumber(target.concurrency))));
+      element("td", "", copies), named("requests at once", formatNumber(target.concurrency))));
   }
   const table = element("table", "levers", body);
   return element("section", "card",
     element("div", "card-head", element("h2", "", `What holds ${plural(plan.target_concurrency, "request")} at once`)),
     element("div", "scroll", table));
+}
+
+/** A figure that says what it is where the table's head has no room. */
+function named(name, figure) {
+  const cell = element("td", "n", figure);
+  cell.dataset.name = name;
+  return cell;
 }
 
 function leversCard(plan) {
@@ -164,9 +171,9 @@ function leversCard(plan) {
     const name = element("td", "", lever.name);
     if (lever.options) name.append(element("br"), element("code", "", lever.options));
     body.append(element("tr", lever.options ? "" : "hypothetical", name,
-      element("td", "n", formatBytes(lever.kv_bytes_per_token)),
-      element("td", "n", formatCount(lever.pool_tokens)),
-      element("td", "n", formatNumber(requestsOf(lever))),
+      named(heads[1], formatBytes(lever.kv_bytes_per_token)),
+      named(heads[2], formatCount(lever.pool_tokens)),
+      named(heads[3], formatNumber(requestsOf(lever))),
       element("td", "", bar, ` ×${formatNumber(gains[index])}`)));
   });
   const head = element("tr", "", ...heads.map((words, index) => element("th", index && index < 4 ? "n" : "", words)));

@@ -124,9 +124,12 @@ function facts(usage, first, start, reason, id) {
     parts.push(element("span", "", `${formatCount(usage.completion_tokens)} tokens, ${rate}/s`));
   }
   if (reason === "length") parts.push(element("span", "", "cut at max tokens"));
-  const line = element("div", "turn-facts", ...parts);
-  const button = line.appendChild(element("button", "quiet why-button", "why?"));
+  const button = element("button", "quiet why-button", "why?");
   button.type = "button";
+  // With the fact before it, so that it never stands alone on a line.
+  const last = parts.pop();
+  last.append(" ", button);
+  const line = element("div", "turn-facts", ...parts, last);
   button.addEventListener("click", () => {
     const why = element("div", "why");
     button.remove();
