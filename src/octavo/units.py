@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import floor
 from typing import NewType
 
 from octavo.errors import InvalidParameterError
@@ -56,6 +57,11 @@ def format_bytes(num_bytes: float) -> str:
         if magnitude >= size:
             return f"{num_bytes / size:.1f} {unit}" if magnitude < 100 * size else f"{num_bytes / size:,.0f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def format_concurrency(requests: float) -> str:
+    """Write how many requests run at once; rounded down, so that no figure promises more than fits."""
+    return f"{floor(requests * 100 + 1e-6) / 100:,.2f}"
 
 
 def quote(value: object) -> str:

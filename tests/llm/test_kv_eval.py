@@ -240,6 +240,9 @@ def test_a_text_too_short_is_refused(folder):
         KVEvaluator(config, "x")
     with pytest.raises(InvalidParameterError, match=r"--max-tokens.*7 tokens are too few"):
         KVEvaluator(config, bundled_text(), max_tokens=7)
+    with pytest.raises(InvalidParameterError, match=r"--max-tokens.*99,999 tokens cannot be read") as caught:
+        KVEvaluator(config, bundled_text(), max_tokens=99_999)
+    assert "the model's limit" in str(caught.value)
 
 
 def test_a_last_token_that_stands_alone_in_its_chunk_has_nothing_to_predict(folder):

@@ -272,6 +272,22 @@ def test_each_lever_does_what_the_same_options_do():
         assert lever.gain_ratio == pytest.approx(lever.max_concurrency / base.max_concurrency)
 
 
+def test_a_lever_of_octavo_brings_the_seats_that_it_fills():
+    """Octavo makes no pool that its seats cannot fill: with 32 of them every smaller cache would seem to hold 32."""
+    asked = {"model": "smollm2-135m", "engine": "octavo", "memory": "8GiB"}
+    base = plan(**asked)
+    made = [each for each in base.levers if each.options and "shared" not in each.options]
+    assert 1 < base.max_concurrency <= base.max_num_seqs
+
+    assert any("--max-num-seqs" in each.options for each in made)
+    for lever in made:
+        again = plan(**asked, **{k.replace("-", "_"): v for k, v in flags_as_words(lever.options).items()})
+        assert again.max_concurrency == pytest.approx(lever.max_concurrency), lever.options
+        assert again.max_concurrency < again.max_num_seqs, lever.options
+    few = plan(**asked, max_num_seqs=16)
+    assert not any("--max-num-seqs" in each.options for each in few.levers), "seats that were asked for stay"
+
+
 def test_heads_show_what_grouping_saves():
     base = plan(model="llama-3-8b", device="h100", max_model_len="8k")
     by_name = {each.name: each for each in base.levers}

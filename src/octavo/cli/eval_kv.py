@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 SCHEMA = "octavo.eval.kv/1"
 
 MAX_TEXT_BYTES = 16 * MIB
-_ENGINE_OPTIONS = tuple(option for option in OPTIONS if option.name in ("model", "weight_dtype", "threads"))
+_ENGINE_OPTIONS = tuple(
+    replace(option, auto="f32") if option.name == "weight_dtype" else option
+    for option in OPTIONS
+    if option.name in ("model", "weight_dtype", "threads")
+)
 """Those that have a meaning without an engine around them."""
 
 

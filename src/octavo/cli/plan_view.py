@@ -16,7 +16,7 @@ from rich.text import Text
 from octavo.planner.levers import Lever
 from octavo.planner.plan import Plan
 from octavo.planner.two_ceilings import Ceilings
-from octavo.units import GIB, MIB, format_bytes
+from octavo.units import GIB, MIB, format_bytes, format_concurrency
 
 WIDTH = 96
 _NARROW = 72
@@ -44,14 +44,14 @@ def print_answer(plan: Plan) -> None:
     """Write what was asked and nothing else: one line, and one for each way to hold a target."""
     words = [_verdict(plan).plain[2:]]
     if plan.concurrency_at_lengths is not None:
-        words.append(f"{plan.concurrency_at_lengths:,.2f} of the asked lengths")
+        words.append(f"{format_concurrency(plan.concurrency_at_lengths)} of the asked lengths")
     elif plan.lengths is not None and plan.fits:
         words.append("all of the asked lengths are longer")
     if plan.ceilings is not None and plan.ceilings.device_requests is not None and plan.ceilings.itl_s is not None:
         words.append(f"the device holds {plan.ceilings.device_requests:,} at {_ms(plan.ceilings.itl_s)} a token")
     click.echo("; ".join(words))
     for answer in plan.targets:
-        click.echo(f"{answer.concurrency:,.1f} requests at once: {answer.flags or answer.name}")
+        click.echo(f"{format_concurrency(answer.concurrency)} requests at once: {answer.flags or answer.name}")
     if plan.target_concurrency and not plan.targets:
         click.echo(f"nothing that was tried holds {plan.target_concurrency:,} requests at once")
 
@@ -175,7 +175,7 @@ def _spread(plan: Plan, name: str, exact: dict[str, bool]) -> Text:
 
 def _verdict(plan: Plan) -> Text:
     if plan.fits:
-        text = f"fits: {plan.max_concurrency:,.2f} requests of {plan.max_model_len:,} tokens at once"
+        text = f"fits: {format_concurrency(plan.max_concurrency)} requests of {plan.max_model_len:,} tokens at once"
         return Text.assemble(
             ("✓ ", "green"), (text, "bold"), f"; the longest that fits has {plan.longest_fitting_len:,}"
         )
@@ -191,16 +191,16 @@ def _verdict(plan: Plan) -> Text:
 def _concurrency_table(plan: Plan) -> Table:
     table = _table("", ">", "")
     low = plan.max_concurrency_low
-    between = "" if low == plan.max_concurrency else f"at least {low:,.2f} with the pool at its low end"
+    between = "" if low == plan.max_concurrency else f"at least {format_concurrency(low)} with the pool at its low end"
     table.add_row(
         f"{plan.max_model_len:,} tokens each, {plan.kv_allocator}",
-        f"{plan.max_concurrency:,.2f}",
+        format_concurrency(plan.max_concurrency),
         Text(between, style="dim"),
     )
     if plan.lengths is not None:
         prompt, output = plan.lengths["mean_prompt_tokens"], plan.lengths["mean_output_tokens"]
         words = f"{plan.lengths['source']}: {float(prompt):,.0f} + {float(output):,.0f} on average, at a random step"
-        count = "-" if plan.concurrency_at_lengths is None else f"{plan.concurrency_at_lengths:,.2f}"
+        count = "-" if plan.concurrency_at_lengths is None else format_concurrency(plan.concurrency_at_lengths)
         table.add_row(f"of the asked lengths, {plan.kv_allocator}", count, Text(words, style="dim"))
     table.add_row(
         "any length, reserved",
@@ -235,7 +235,9 @@ def _ceilings_table(ceilings: Ceilings) -> Table:
     table = _table("", ">", "")
     at = f"at {ceilings.context_tokens:,} cached tokens each"
     table.add_row(
-        "memory holds", f"{ceilings.memory_requests:,.1f}", f"{at}; a step then takes {_ms(ceilings.memory_step_s)}"
+        "memory holds",
+        format_concurrency(ceilings.memory_requests),
+        f"{at}; a step then takes {_ms(ceilings.memory_step_s)}",
     )
     if ceilings.device_requests is not None and ceilings.itl_s is not None:
         table.add_row(
@@ -254,12 +256,18 @@ def _ms(seconds: float) -> str:
 
 
 def _levers_table(plan: Plan) -> Table:
-    has_lengths = plan.concurrency_at_lengths is not None
+    at_lengths = plan.concurrency_at_lengths
+    has_lengths = at_lengths is not None
     table = _table("<", ">", ">", ">", *((">",) if has_lengths else ()))
     heads = ["KV a token", "requests at once", "gain", *(("at lengths",) if has_lengths else ())]
     table.add_row("", *(Text(head, style="dim") for head in heads))
-    own: list[str | Text] = ["as planned", format_bytes(plan.kv_bytes_per_token), f"{plan.max_concurrency:,.2f}", ""]
-    table.add_row(*own, *((f"{plan.concurrency_at_lengths:,.1f}",) if has_lengths else ()))
+    own: list[str | Text] = [
+        "as planned",
+        format_bytes(plan.kv_bytes_per_token),
+        format_concurrency(plan.max_concurrency),
+        "",
+    ]
+    table.add_row(*own, *(() if at_lengths is None else (format_concurrency(at_lengths),)))
     for lever in plan.levers:
         table.add_row(*_lever_row(lever, has_lengths=has_lengths))
     return table
@@ -271,12 +279,12 @@ def _lever_row(lever: Lever, *, has_lengths: bool) -> list[str | Text]:
     row: list[str | Text] = [
         lever.options or Text(f"if: {lever.name}", style="dim"),
         format_bytes(lever.kv_bytes_per_token),
-        f"{lever.max_concurrency:,.2f}",
+        format_concurrency(lever.max_concurrency),
         Text(gain, style=style),
     ]
     if has_lengths:
         at_lengths = lever.concurrency_at_lengths
-        row.append("-" if at_lengths is None else f"{at_lengths:,.1f}")
+        row.append("-" if at_lengths is None else format_concurrency(at_lengths))
     return row
 
 
@@ -298,7 +306,7 @@ def _calibration_table(plan: Plan) -> Table:
 def _targets_table(plan: Plan) -> Table:
     table = _table("", ">", "")
     for answer in plan.targets:
-        table.add_row(answer.name, f"{answer.concurrency:,.1f}", Text(answer.flags, style="dim"))
+        table.add_row(answer.name, format_concurrency(answer.concurrency), Text(answer.flags, style="dim"))
     if not plan.targets:
         table.add_row("nothing that was tried: ask for fewer, or for shorter requests")
     return table

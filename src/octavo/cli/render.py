@@ -24,7 +24,7 @@ from rich.text import Text
 from octavo.cli.options import Output
 from octavo.models.download import Progress as ProgressPort
 from octavo.planner.card import Card, CardPart
-from octavo.units import format_bytes
+from octavo.units import format_bytes, format_concurrency
 
 BAR_WIDTH = 60
 _PART_STYLES = {
@@ -105,7 +105,7 @@ def print_card(card: Card, *, to_stdout: bool = False) -> None:
         f" = {card.pool_tokens:,} tokens"
     )
     console.print(
-        f"{card.max_concurrency:.1f} requests of {card.max_model_len:,} tokens at once;"
+        f"{format_concurrency(card.max_concurrency)} requests of {card.max_model_len:,} tokens at once;"
         f" memory can grow to {format_bytes(card.resident_limit_bytes)}"
     )
     console.print(_values_table(card))

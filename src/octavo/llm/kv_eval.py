@@ -155,9 +155,7 @@ class KVEvaluator:
         self.threads = resolved.threads
         self.model_name = config.model
         self._tokenizer: Tokenizer = load_tokenizer(self._model)
-        limit = min(self._model.spec.max_position, max_tokens or self._model.spec.max_position)
-        self.token_ids = list(self._tokenizer.encode(text, add_special_tokens=True))[:limit]
-        self._check_length(max_tokens)
+        self.token_ids = self._read(text, max_tokens)
         for way in ways:
             self._spec(way)
         self._weights = self._load(resolved.weight_dtype, report)
@@ -201,16 +199,31 @@ class KVEvaluator:
             variants=tuple(variants),
         )
 
-    def _check_length(self, max_tokens: int | None) -> None:
+    def _read(self, text: str, max_tokens: int | None) -> list[int]:
+        """Return as many tokens as were asked for; without a number, as many as model and text allow."""
+        limit = self._model.spec.max_position
+        token_ids = list(self._tokenizer.encode(text, add_special_tokens=True))
+        self._check_length(min(limit, max_tokens or limit, len(token_ids)), max_tokens)
+        for most, because in ((limit, "the model's limit"), (len(token_ids), "what the text has")):
+            if max_tokens is not None and max_tokens > most:
+                raise InvalidParameterError(
+                    f"{max_tokens:,} tokens cannot be read",
+                    param="--max-tokens",
+                    because=f"{most:,} are {because}",
+                    hints=(f"`--max-tokens {most}`",),
+                )
+        return token_ids[: max_tokens or limit]
+
+    def _check_length(self, num_tokens: int, max_tokens: int | None) -> None:
         least = 2 * _NUM_BUCKETS
-        if len(self.token_ids) >= least:
+        if num_tokens >= least:
             return
         if max_tokens is not None and max_tokens < least:
             raise InvalidParameterError(
                 f"{max_tokens} tokens are too few, at least {least} are needed", param="--max-tokens"
             )
         raise InvalidParameterError(
-            f"the text has {len(self.token_ids)} tokens, at least {least} are needed",
+            f"the text has {num_tokens} tokens, at least {least} are needed",
             param="--text",
             hints=("leave out --text: a novel comes along",),
         )

@@ -14,7 +14,7 @@ from octavo.planner.pool import usable_blocks
 from octavo.planner.question import PlanQuestion
 from octavo.planner.sizer import Sizer, device_of, ranks
 from octavo.planner.sizing import Sizing
-from octavo.units import GIB, MIB, format_bytes
+from octavo.units import GIB, MIB, format_bytes, format_concurrency
 
 AdviceKind = Literal["change", "warning", "note"]
 
@@ -77,7 +77,8 @@ def _changes_that_fit(sizer: Sizer, question: PlanQuestion, base: Sizing) -> Ite
         if fitting is None:
             continue
         change = Advice(kind="change", text="", options=options)
-        text = f"`{change.flags}` fits: {fitting.max_concurrency:,.2f} requests of {fitting.max_model_len:,} tokens"
+        held = format_concurrency(fitting.max_concurrency)
+        text = f"`{change.flags}` fits: {held} requests of {fitting.max_model_len:,} tokens"
         yield replace(change, text=text)
         found += 1
         if found == _MAX_CHANGES:
@@ -230,8 +231,9 @@ def _warnings(question: PlanQuestion, base: Sizing) -> Iterator[Advice]:
     elif base.max_concurrency < _LITTLE_CONCURRENCY:
         yield Advice(
             kind="warning",
-            text=f"little is left: the KV pool of {_gib(base.pool_bytes)} holds {base.max_concurrency:.2f} requests of"
-            f" {base.max_model_len:,} tokens; one that grows while another runs is preempted",
+            text=f"little is left: the KV pool of {_gib(base.pool_bytes)} holds"
+            f" {format_concurrency(base.max_concurrency)} requests of {base.max_model_len:,} tokens;"
+            " one that grows while another runs is preempted",
         )
     if free < _LITTLE_BYTES and (device_of(question) is not None or base.engine != "octavo"):
         yield Advice(

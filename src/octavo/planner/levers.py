@@ -62,6 +62,10 @@ class Lever:
         }
 
 
+_MAX_DOUBLINGS = 3
+"""Of the seats in a step; more would be another plan."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
     name: str
@@ -75,13 +79,32 @@ class _Change:
 def find_levers(sizer: Sizer, question: PlanQuestion, base: Sizing, lengths: Lengths | None) -> tuple[Lever, ...]:
     """Return what each change would do; those that the engine or the model does not take are left out."""
     levers = []
-    for change in _changes(sizer, question, base, lengths):
+    for plain in _changes(sizer, question, base, lengths):
         try:
-            sizing = sizer.size(change.question, change.hypothesis)
+            change, sizing = _seated(sizer, plain, sizer.size(plain.question, plain.hypothesis))
         except (InvalidParameterError, CapacityError):
             continue
         levers.append(_lever(change, sizing, base, lengths, question.shared_prefix or 0))
     return tuple(levers)
+
+
+def _seated(sizer: Sizer, change: _Change, sizing: Sizing) -> tuple[_Change, Sizing]:
+    """Add the seats that a change needs to be of use: Octavo's own pools are no larger than all seats can fill."""
+    if sizing.engine != "octavo" or not change.options or change.question.max_num_seqs is not None:
+        return change, sizing
+    plain = change
+    num_tokens = change.num_tokens or sizing.max_model_len or sizing.length_limit
+    for _ in range(_MAX_DOUBLINGS):
+        num_seats = sizing.max_num_seqs
+        if sizing.concurrency_of(num_tokens) < num_seats:
+            break
+        try:
+            question = replace(plain.question, max_num_seqs=2 * num_seats)
+            sizing = sizer.size(question, plain.hypothesis)
+        except (InvalidParameterError, CapacityError):
+            break
+        change = replace(plain, question=question, options=f"{plain.options} --max-num-seqs {2 * num_seats}")
+    return change, sizing
 
 
 def _lever(change: _Change, sizing: Sizing, base: Sizing, lengths: Lengths | None, asked_prefix: int) -> Lever:

@@ -28,6 +28,7 @@ from octavo.planner.subject import Subject
 from octavo.planner.targets import TargetAnswer, find_targets, holds_target
 from octavo.planner.trace import read_trace
 from octavo.planner.two_ceilings import Ceilings, find_ceilings
+from octavo.units import format_concurrency
 
 if TYPE_CHECKING:
     from octavo.planner.calibrate import TermDifference
@@ -168,9 +169,9 @@ class Plan:
         if self.is_as_asked:
             return
         if self.fits:
-            held = f"{self.max_concurrency:,.2f} of {self.max_model_len:,} tokens"
+            held = f"{format_concurrency(self.max_concurrency)} of {self.max_model_len:,} tokens"
             if self.concurrency_at_lengths is not None:
-                held = f"{self.concurrency_at_lengths:,.2f} of the asked lengths"
+                held = f"{format_concurrency(self.concurrency_at_lengths)} of the asked lengths"
             raise CapacityError(
                 f"{self.model} does not hold {self.target_concurrency:,} requests at once here",
                 because=f"it holds {held}, in {self.max_num_seqs:,} seats",

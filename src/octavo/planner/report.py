@@ -8,7 +8,7 @@ from html import escape
 from octavo.planner.plan import Plan
 from octavo.planner.report_charts import curves_svg, memory_svg
 from octavo.planner.report_style import STYLE
-from octavo.units import format_bytes
+from octavo.units import format_bytes, format_concurrency
 
 
 def report_page(plan: Plan) -> str:
@@ -50,14 +50,14 @@ def _head(plan: Plan) -> str:
 
 def _figures(plan: Plan) -> str:
     figures = [
-        (f"{plan.max_concurrency:,.1f}", f"requests of {plan.max_model_len:,} tokens at once"),
+        (format_concurrency(plan.max_concurrency), f"requests of {plan.max_model_len:,} tokens at once"),
         (f"{plan.pool_tokens:,}", "tokens in the KV pool"),
         (f"{plan.longest_fitting_len:,}", "tokens in the longest request that fits"),
         (format_bytes(plan.kv_bytes_per_token), "of KV cache a token" + _per_device(plan)),
     ]
     if plan.concurrency_at_lengths is not None and plan.lengths is not None:
         source = str(plan.lengths["source"]).removeprefix("--")
-        figures.insert(1, (f"{plan.concurrency_at_lengths:,.1f}", f"requests at once at {source}"))
+        figures.insert(1, (format_concurrency(plan.concurrency_at_lengths), f"requests at once at {source}"))
     verdict = "fits" if plan.fits else "does not fit"
     cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(label)}</span></div>" for value, label in figures)
     return f"<p class='verdict {'good' if plan.fits else 'bad'}'>{verdict}</p><div class='figures'>{cells}</div>"
@@ -82,7 +82,7 @@ def _memory_rows(plan: Plan) -> str:
 def _curve_table(plan: Plan) -> str:
     lengths = plan.curves[0].lengths
     rows = [
-        (f"{length:,}", *(f"{curve.concurrency[index]:,.1f}" for curve in plan.curves))
+        (f"{length:,}", *(format_concurrency(curve.concurrency[index]) for curve in plan.curves))
         for index, length in enumerate(lengths)
     ]
     table = _table(("tokens of a request", *(curve.kv_cache_dtype for curve in plan.curves)), rows)
@@ -96,7 +96,7 @@ def _levers(plan: Plan) -> str:
     for lever in plan.levers:
         name = f"<code>{escape(lever.options)}</code>" if lever.options else f"if: {escape(lever.name)}"
         bar = f"<i class='gain' style='width:{lever.gain_ratio / most * 100:.1f}%'></i>"
-        cells = [name, format_bytes(lever.kv_bytes_per_token), f"{lever.max_concurrency:,.2f}"]
+        cells = [name, format_bytes(lever.kv_bytes_per_token), format_concurrency(lever.max_concurrency)]
         if has_lengths:
             at_lengths = lever.concurrency_at_lengths
             cells.append("-" if at_lengths is None else f"{at_lengths:,.1f}")
@@ -128,7 +128,7 @@ def _ceilings(plan: Plan) -> str:
     rows = [
         (
             "memory holds",
-            f"{ceilings.memory_requests:,.1f}",
+            format_concurrency(ceilings.memory_requests),
             f"a step then takes {ceilings.memory_step_s * 1000:,.1f} ms",
         )
     ]
@@ -149,7 +149,8 @@ def _targets(plan: Plan) -> str:
     if plan.target_concurrency is None:
         return ""
     rows = [
-        (escape(each.name), f"{each.concurrency:,.1f}", f"<code>{escape(each.flags)}</code>") for each in plan.targets
+        (escape(each.name), format_concurrency(each.concurrency), f"<code>{escape(each.flags)}</code>")
+        for each in plan.targets
     ]
     return _section(f"What holds {plan.target_concurrency:,} requests at once", _raw_table(("", "holds", ""), rows))
 

@@ -7,7 +7,7 @@ from html import escape
 
 from octavo.planner.curves import Curve
 from octavo.planner.plan import Plan
-from octavo.units import format_bytes
+from octavo.units import format_bytes, format_concurrency
 
 _WIDTH = 860
 _BAR_HEIGHT, _BAR_TOP = 44, 6
@@ -130,7 +130,7 @@ def _line(curve: Curve, frame: _Frame, colour: str) -> str:
     path = " ".join(f"{frame.x(length):.1f},{frame.y(requests):.1f}" for length, requests in points)
     dots = "".join(
         f"<circle cx='{frame.x(length):.1f}' cy='{frame.y(requests):.1f}' r='3' style='fill:{colour}'>"
-        f"<title>{curve.kv_cache_dtype}: {requests:,.1f} requests of {length:,} tokens</title></circle>"
+        f"<title>{curve.kv_cache_dtype}: {format_concurrency(requests)} requests of {length:,} tokens</title></circle>"
         for length, requests in points
     )
     return f"<polyline points='{path}' style='fill:none;stroke:{colour};stroke-width:2'/>{dots}"
@@ -141,7 +141,7 @@ def _planned(plan: Plan, frame: _Frame) -> list[str]:
     if not plan.max_concurrency or not frame.shortest <= plan.max_model_len <= frame.longest:
         return []
     x, y = frame.x(plan.max_model_len), frame.y(plan.max_concurrency)
-    words = f"the plan: {plan.max_concurrency:,.1f} requests of {plan.max_model_len:,} tokens"
+    words = f"the plan: {format_concurrency(plan.max_concurrency)} requests of {plan.max_model_len:,} tokens"
     style = "fill:none;stroke:var(--ink);stroke-width:2"
     return [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='6' style='{style}'><title>{words}</title></circle>"]
 
