@@ -261,7 +261,8 @@ void AttentionSchedule::add_items(const RowBlock& block, int split_begin, int sp
   const int num_splits = split_end - split_begin;
   for (int row = block.row_begin; row < block.row_end; ++row) rows_.push_back({block.request, row, merge});
   for (int kv_head = 0; kv_head < shape_.num_kv_heads; ++kv_head) {
-    if (block.is_sparse && int64_t(items_.size()) >= num_whole_items_) {
+    const bool is_whole = num_whole_items_-- > 0;
+    if (block.is_sparse && !is_whole) {
       const int count = block.row_end - block.row_begin;
       for (int i = 0; i < count; ++i) {
         items_.push_back({kv_head, first_row + i, 1, split_begin, split_end, divide_up(block.cost, count)});

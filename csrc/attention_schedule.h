@@ -109,7 +109,7 @@ class AttentionSchedule {
   int sparse_tiles_;
   int num_threads_;
   int64_t target_cost_ = 0;      // above which a row block is cut
-  int64_t num_whole_items_ = 0;  // after so many, those of rows that read sparsely are cut
+  int64_t num_whole_items_ = 0;  // so many are left; those after them are cut where rows read sparsely
   int64_t used_floats_ = 0;      // of partial sums, promised to row blocks
   int64_t next_partial_ = 0;     // first float that no merge has yet
   std::vector<AttentionRow> rows_;

@@ -15,8 +15,10 @@ from octavo.units import round_up
 
 DEFAULT_MODEL = "smollm2-135m"
 NATIVE_TILE_TOKENS = 16
-DEFAULT_ATTENTION_SINKS = 4
 """The native kernels' unit of attention: blocks of the native runner hold a multiple of it."""
+
+DEFAULT_ATTENTION_SINKS = 4
+"""First tokens that stay visible beside an attention window."""
 
 MIN_SPARSE_BLOCKS = 3
 """A query always reads the first tile and its own; one more can be chosen."""
